@@ -181,3 +181,16 @@ def test_an_edit_of_one_head_zeroes_that_head(name):
     mean = v[:, 0].cumsum(1) / torch.arange(1, 5)[:, None]
     expected = mean if name.endswith("scores") else torch.zeros_like(mean)
     assert difference(z[:, 0], expected) <= 1e-12
+
+
+def test_a_query_whose_scores_are_all_edited_away_reads_nothing():
+    """Its pattern and z are 0 though no mask blocks its row, and no gradient becomes nan."""
+    a = Architecture(n_vocab=7, n_ctx=4, d_model=8, n_layers=1)
+    kept, third = [f"blocks.0.attn.{name}" for name in ("q", "pattern", "z")], torch.arange(4)[:, None] == 2
+    recorder = Recorder(kept, {"blocks.0.attn.scores": [lambda x: x.masked_fill(third, -torch.inf)]}, grad=True)
+    logits = make_network(a)(draw_tokens(a), tap=recorder)
+    q, pattern, z = (recorder.values[name] for name in kept)
+    assert (pattern[:, :, 2] == 0).all()
+    assert (z[:, :, 2] == 0).all()
+    assert difference(pattern.sum(-1), (torch.arange(4) != 2).double().expand(2, 4, 4)) <= 1e-12
+    assert torch.autograd.grad(logits.square().sum(), q)[0].isfinite().all()

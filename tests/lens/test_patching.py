@@ -166,6 +166,15 @@ def test_estimates_do_not_need_weights_with_gradients():
     assert not held.estimate.requires_grad
 
 
+def test_an_estimate_reads_each_run_out_once_at_the_position_of_the_metric():
+    """The gradient starts from the value that is reported: no run is read out again for it."""
+    network, (clean, corrupt) = make_network(A), two_texts(A, 2)
+    shapes = []
+    network.unembed.register_forward_hook(lambda module, given, logits: shapes.append(tuple(logits.shape)))
+    patch(network, None, clean, corrupt, logit_diff(3, 5), mode="attribution")
+    assert shapes == [(1, 1, A.n_vocab)] * 2
+
+
 @pytest.mark.parametrize("site", ["resid_pre", "attn.k"])
 @pytest.mark.parametrize("positions", ["each", "all", [1, 4]])
 def test_the_parts_of_exact_patching_are_its_whole(site, positions):

@@ -121,6 +121,11 @@ def test_what_was_nearly_right_is_named():
         select("resid_pre", A)
 
 
+def test_a_list_of_names_belongs_to_who_asked_for_it():
+    names(A).clear()
+    assert names(A)[-1] == "logits"
+
+
 def test_select_takes_patterns_and_keeps_the_order_of_computation():
     assert select("blocks.*.attn.pattern", A) == ["blocks.0.attn.pattern", "blocks.1.attn.pattern"]
     assert select(["logits", "embed"], A) == ["embed", "logits"]

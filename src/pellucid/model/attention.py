@@ -9,7 +9,7 @@ from pellucid.model.kernels import CappedAttention, ExplicitAttention, FusedAtte
 from pellucid.model.mask import Mask
 from pellucid.model.norm import make_qk_norm
 from pellucid.model.positions import NoRotation, make_rotary
-from pellucid.model.shapes import Encoded, Keys, NewKeys, Queries, Rotation, Stream, Visible
+from pellucid.model.shapes import Encoded, HeadResults, Keys, NewKeys, Queries, Rotation, Stream, Visible
 from pellucid.model.tap import OFF, Tap
 
 
@@ -75,14 +75,21 @@ class MultiHeadAttention(nn.Module):
     def project_out(self, z: Queries, tap: Tap = OFF) -> Stream:
         """concat_h(z_h) W_O^T + b_O"""
         return tap.choose(
-            ("result",), lambda: self.out(z.transpose(1, 2).flatten(2)), lambda tap: self.per_head(z, tap)
+            ("result",),
+            lambda: self.out(z.transpose(1, 2).flatten(2)),
+            lambda tap: self.sum_of_results(z, tap),
+            lambda tap: self.results(z, tap),
         )
 
-    def per_head(self, z: Queries, tap: Tap) -> Stream:
-        """sum_h result_h + b_O,  result_h = z_h W_O^h^T   (S0 (3.6))"""
+    def sum_of_results(self, z: Queries, tap: Tap) -> Stream:
+        """sum_h result_h + b_O"""
+        total = self.results(z, tap).sum(1)
+        return total if self.out.bias is None else total + self.out.bias
+
+    def results(self, z: Queries, tap: Tap) -> HeadResults:
+        """result_h = z_h W_O^h^T   (S0 (3.6))"""
         w = self.out.weight.unflatten(1, (-1, self.d_head))
-        result = tap("result", torch.einsum("bhid,mhd->bhim", z, w)).sum(1)
-        return result if self.out.bias is None else result + self.out.bias
+        return tap("result", torch.einsum("bhid,mhd->bhim", z, w))
 
 
 def choose_attention_kernel(network: nn.Module, name: KernelName) -> None:

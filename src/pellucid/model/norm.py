@@ -36,13 +36,22 @@ class ScaledNorm(nn.Module):
         return None if self.gain is None else self.multiplier
 
     def forward(self, x: Tensor, tap: Tap = OFF, name: str = "norm") -> Tensor:
-        inner = tap.at(name)
-        return tap(name, inner.choose(INNER, lambda: self.fused(x), lambda tap: self.written_out(x, tap)))
+        y = tap.at(name).choose(
+            INNER,
+            lambda: self.fused(x),
+            lambda tap: self.written_out(x, tap),
+            lambda tap: self.normalized(x, tap),
+        )
+        return tap(name, y)
 
     def fused(self, x: Tensor) -> Tensor:
         return self.written_out(x)
 
     def written_out(self, x: Tensor, tap: Tap = OFF) -> Tensor:
+        return self.multiplier * self.normalized(x, tap)
+
+    def normalized(self, x: Tensor, tap: Tap = OFF) -> Tensor:
+        """The vector before its gain."""
         raise NotImplementedError
 
 
@@ -57,9 +66,12 @@ class LayerNorm(ScaledNorm):
         return F.layer_norm(x, self.shape, self.kernel_gain, self.bias, self.eps)
 
     def written_out(self, x: Tensor, tap: Tap = OFF) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        y = self.multiplier * tap("normalized", centred / tap("scale", self.sigma(centred)))
+        y = super().written_out(x, tap)
         return y if self.bias is None else y + self.bias
+
+    def normalized(self, x: Tensor, tap: Tap = OFF) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return tap("normalized", centred / tap("scale", self.sigma(centred)))
 
     def sigma(self, centred: Tensor) -> Tensor:
         """The divisor, [..., 1]."""
@@ -85,8 +97,8 @@ class RMSNorm(ScaledNorm):
         gain = self.kernel_gain
         return F.rms_norm(x, self.shape, None if gain is None else gain.to(x.dtype), self.eps)
 
-    def written_out(self, x: Tensor, tap: Tap = OFF) -> Tensor:
-        return self.multiplier * tap("normalized", x / tap("scale", self.rho(x)))
+    def normalized(self, x: Tensor, tap: Tap = OFF) -> Tensor:
+        return tap("normalized", x / tap("scale", self.rho(x)))
 
     def rho(self, x: Tensor) -> Tensor:
         """The divisor, [..., 1]."""

@@ -20,6 +20,7 @@ ExpertWeights = Float[Tensor, "batch pos expert"]
 Choices = Int[Tensor, " choice"]  # one for each expert that a position uses
 Logits = Float[Tensor, "batch pos n_vocab"]
 Queries = Float[Tensor, "batch head query_pos d_head"]
+HeadResults = Float[Tensor, "batch head query_pos d_model"]  # what each head adds to the stream
 Keys = Float[Tensor, "batch kv_head key_pos d_head"]
 SharedKeys = Float[Tensor, "batch head key_pos d_head"]  # repeated for each query head that reads them
 NewKeys = Float[Tensor, "batch kv_head new_pos d_head"]  # of this call alone, beside a cache's

@@ -15,7 +15,10 @@ class Tap:
     """Does nothing. The base of every tap, and through OFF the default."""
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
-        """The tensor `name` of the current scope, as the computation shall go on with it."""
+        """The tensor `name` of the current scope, as the computation shall go on with it.
+
+        A tap that changes it returns another tensor, and leaves `value` as it is.
+        """
         return value
 
     def at(self, scope: str) -> "Tap":

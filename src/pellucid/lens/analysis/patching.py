@@ -131,8 +131,8 @@ def patch(
         corrupt_source=corrupt_source,
         **options,
     )
-    exact = pair.exact() if mode != "attribution" else None
-    return pair.result(exact, pair.estimate() if mode != "exact" else None)
+    estimate = pair.estimate() if mode != "exact" else None  # first, because it frees the graph
+    return pair.result(pair.exact() if mode != "attribution" else None, estimate)
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,8 @@ class PatchingPair:
         along = self.bad.inputs_of(self.names[0]) if self.names else self.bad.inputs
         self.tokens = self.bad.source_tokens[0] if along is self.bad.inputs.source else self.bad.spelled()
         self.positions = _places(positions, len(self.tokens))
-        self.ends = [_metric(self.metric, t) for t in (self.good, self.bad)]
+        self._corrupt = _metric(self.metric, self.bad, gradients)
+        self.ends = [_metric(self.metric, self.good), self._corrupt.detach()]
 
     @property
     def n_heads(self) -> int:
@@ -194,7 +195,7 @@ class PatchingPair:
         """corrupt + (clean - corrupt activation) . gradient [layer, pos(, head)], from one backward pass."""
         if not self.gradients:
             raise InputError("gradients = False keeps no graph: an estimate needs one")
-        return _estimate(self.good, self.bad, self.metric, self.names, self.positions, self.ends[1])
+        return _estimate(self.good, self.bad, self._corrupt, self.names, self.positions)
 
     def exact_parts(self) -> Iterator[PatchedCells]:
         """The metric of a run for each place, in batches, layer by layer. Closing the iterator stops the work."""
@@ -298,12 +299,12 @@ def _places(positions: Sequence[int] | str, n: int) -> list[int | None]:
     return list(positions)
 
 
-def _estimate(
-    good: Recording, bad: Recording, metric: PreparedMetric, names: list[str], places: list[int | None], corrupt: Tensor
-) -> Tensor:
-    """corrupt + (clean - corrupt activation) . gradient, from one backward pass [layer, pos(, head)]."""
-    value = _metric(metric, bad, grad=True)
-    gradients = torch.autograd.grad(value, [bad[name] for name in names], materialize_grads=True)
+def _estimate(good: Recording, bad: Recording, corrupt: Tensor, names: list[str], places: list[int | None]) -> Tensor:
+    """corrupt + (clean - corrupt activation) . gradient, from one backward pass [layer, pos(, head)].
+
+    `corrupt` is the metric of the corrupt run, in the graph of the tensors `names` of `bad`.
+    """
+    gradients = torch.autograd.grad(corrupt, [bad[name] for name in names], materialize_grads=True)
     slopes, rows = dict(zip(names, gradients, strict=True)), []
     for name in names:
         change = torch.where(bad[name] == good[name], 0, good[name] - bad[name]).detach()
@@ -311,7 +312,7 @@ def _estimate(
         by_place = gain.T if gain.ndim == 2 else gain  # [pos(, head)]
         total = by_place.sum(0, keepdim=True)
         rows.append(total if places == [None] else by_place[[p for p in places if p is not None]])
-    return corrupt + torch.stack(rows)
+    return corrupt.detach() + torch.stack(rows)
 
 
 def _cell(x: Tensor, letters: list[str], position: int | None, head: int) -> Tensor:

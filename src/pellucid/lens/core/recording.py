@@ -100,7 +100,7 @@ class Recording(InputView):
                 raise KeyError(f"block {key}: the architecture has {self.architecture.n_layers}, numbered from 0")
             return BlockTensors(self, f"blocks.{key}.")
         name = self.full_name(key)
-        return self.tensors([name])[name]
+        return self.values[name] if name in self.values else self.tensors([name])[name]
 
     def full_name(self, key: str | tuple[str, int]) -> str:
         """The full name of the one tensor that `key` names. Raises KeyError with the reason where there is none."""
