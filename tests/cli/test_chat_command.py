@@ -125,6 +125,16 @@ def test_a_saved_model_has_its_template_and_is_talked_with(folder, capsys, monke
     assert capsys.readouterr().out.count("[") >= 1
 
 
+def test_answers_are_computed_with_packed_weights(folder, model, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+    assert cli.main(["chat", str(folder), "--temperature", "0", "--max-tokens", "20", "--weights", "int4"]) == 0
+    said, error = capsys.readouterr()
+    assert "weights: int4, " in error
+    options = {"max_tokens": 20, "temperature": 0}
+    assert said == talk(model, "hi", options=options | {"weights": "int4"})[1]
+    assert said != talk(model, "hi", options=options)[1]
+
+
 def test_a_model_without_a_template_is_told_what_to_do(folder, capsys):
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": None}))

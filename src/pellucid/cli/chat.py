@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from tyro.conf import Positional
 
 from pellucid.cli.loading import loaded_from, transformer_of
-from pellucid.cli.options import MODEL, SHARE, CheckpointOptions, above, at_least, command, option
+from pellucid.cli.options import MODEL, SHARE, ChatModelOptions, above, at_least, command, option
 
 if TYPE_CHECKING:
     from pellucid.generate.replies import Messages, ReplyPiece
@@ -56,7 +56,7 @@ def chat_command(
     *,
     system: Annotated[str | None, option("TEXT")] = None,
     surprisal: Annotated[bool, option()] = False,
-    model_options: Annotated[CheckpointOptions, option(name="model")],
+    model_options: Annotated[ChatModelOptions, option(name="model")],
     answers: AnswerOptions,
 ) -> int:
     """Hold a conversation with a model.
@@ -76,11 +76,15 @@ def chat_command(
     """
     loaded = transformer_of(loaded_from(model, model_options), model)
 
+    from pellucid.generate.pack_weights import network_for
     from pellucid.generate.replies import required
 
     required(loaded.chat_template)
     seed = secrets.randbits(31) if answers.seed is None else answers.seed
     options = {name: value for name, value in vars(answers).items() if name != "seed"}
+    options["weights"] = model_options.weights
+    if model_options.weights != "auto":
+        print(network_for(loaded.network, model_options.weights, answers.max_tokens)[1], file=sys.stderr)
     conversation = Conversation(loaded, system=system, seed=seed, shows_surprisal=surprisal, options=options)
     if sys.stdin.isatty():
         with suppress(ImportError):

@@ -202,6 +202,17 @@ class CheckpointOptions:
     """Open this branch, tag or commit of a name on the Hugging Face hub, such as step1000 of EleutherAI/pythia-70m."""
 
 
+WeightFormat = Annotated[Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8", "int4"], option("FORMAT")]
+
+
+@dataclass(frozen=True)
+class ChatModelOptions(CheckpointOptions):
+    """The weights to use, and how to compute with them."""
+
+    weights: WeightFormat = "auto"
+    """Store the matrices in this format on a CPU: auto, loaded, float32, float16, bfloat16, int8 or int4."""
+
+
 @dataclass(frozen=True)
 class MixOptions(CheckpointOptions):
     """The weights to use, and the device."""
@@ -216,9 +227,7 @@ class MixOptions(CheckpointOptions):
 class WritingModelOptions(MixOptions):
     """The weights to use, and how to compute with them."""
 
-    weights: Annotated[
-        Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8", "int4"], option("FORMAT")
-    ] = "auto"
+    weights: WeightFormat = "auto"
     """Store the matrices in this format on a CPU: auto, loaded, float32, float16, bfloat16, int8 or int4."""
     speculate: Annotated[int, option("N", default="off"), at_least(0)] = 0
     """Guess up to this many tokens at once from earlier text; the result is the same."""

@@ -6,6 +6,7 @@ from typing import Any, Unpack
 
 import torch
 
+from pellucid.generate.choose_step import step_for
 from pellucid.generate.decode import Decoding, generate_ids
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.pack_weights import network_for
@@ -71,14 +72,17 @@ def stream_reply(
         )
     options: dict[str, Any] = {"temperature": TEMPERATURE}
     options |= {name: value for name, value in draw.items() if value is not None}
+    network, _ = network_for(network, weights, max_tokens)
+    step, _ = step_for(network, "auto", max_tokens)
     decoding = generate_ids(
-        network_for(network, weights, max_tokens)[0],
+        network,
         [ids],
         max_tokens=max_tokens,
         sampling=Sampling(**options),
         stop_ids=template.end_ids(tokenizer),
         seeds=seed,
         n_allowed=min(tokenizer.n_vocab, network.architecture.n_vocab),
+        step=step,
     )
     return reply_pieces(decoding, tokenizer)
 
