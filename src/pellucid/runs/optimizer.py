@@ -12,6 +12,8 @@ from pellucid.runs.processes import ALONE, Processes
 
 #: the precision of Muon's iteration where a recipe has another than float32
 MUON_DTYPES = {"bfloat16": torch.bfloat16}
+#: the least weight decay of tables of n-grams that is chosen, which suits a text that is read about once
+NGRAM_WEIGHT_DECAY = 2.0
 
 
 def is_hidden_matrix(name: str, p: Tensor) -> bool:
@@ -116,7 +118,10 @@ class Optimizer:
 
 
 def make_optimizer(recipe: RunRecipe, network: nn.Module, processes: Processes = ALONE) -> Optimizer:
-    """The recipe's optimiser over the network's parameters, of which each of `processes` may hold a part."""
+    """The recipe's optimiser over the network's parameters, of which each of `processes` may hold a part.
+
+    While the weight decay of the tables of n-grams is open, as in steps that are only timed, it is the least one.
+    """
     t = recipe.train
     return Optimizer(
         network,
@@ -126,7 +131,7 @@ def make_optimizer(recipe: RunRecipe, network: nn.Module, processes: Processes =
         betas=(t.beta_1, t.beta_2),
         eps=t.eps,
         weight_decay=t.weight_decay,
-        ngram_weight_decay=t.ngram_weight_decay,
+        ngram_weight_decay=NGRAM_WEIGHT_DECAY if t.ngram_weight_decay < 0 else t.ngram_weight_decay,
         muon_dtype=MUON_DTYPES.get(t.precision, torch.float32),
         processes=processes,
     )

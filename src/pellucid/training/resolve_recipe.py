@@ -16,6 +16,7 @@ from pellucid.model.lora import adapt
 from pellucid.model.mask import Mask
 from pellucid.model.weights import trained_state, without_memory
 from pellucid.parameter_counts import count_parameters
+from pellucid.runs.optimizer import NGRAM_WEIGHT_DECAY
 from pellucid.runs.options import with_train
 from pellucid.training.objectives import CHUNK, MANY_LOGITS
 from pellucid.training.recipe import Recipe
@@ -32,6 +33,9 @@ LONGEST_EXPLICIT = 512
 KERNELS: tuple[KernelName, ...] = ("fused", "explicit")
 #: seconds after which attention is not timed again
 LONG = 0.5
+#: while the text is read once at the largest learning rate, a row of an n-gram table that no step meets falls to about
+#: e^-FORGETTING of itself (docs/log.md); a reading of fewer steps counts as SHORTEST_READING
+FORGETTING, SHORTEST_READING = 10.0, 50
 
 
 def matmul_seconds(device: torch.device, dtype: torch.dtype, n: int = 384) -> float:
@@ -146,6 +150,28 @@ def resolve_batch(recipe: Recipe, device: torch.device, shares: int = 1) -> Reci
     fitting = range(min(batch, shares * MAPPED // row), max(0, -(-SMALLEST_PASS // recipe.model.n_ctx) - 1), -1)
     passed = next((n for n in fitting if batch % n == 0 and n % shares == 0), batch) if device.type == "cpu" else batch
     return with_train(recipe, batch=passed, accumulate=batch // passed)
+
+
+def resolve_ngram_weight_decay(recipe: Recipe, n_train: int) -> tuple[Recipe, str]:
+    """The recipe with a weight decay of its tables of n-grams, and a line about it, "" where none are trained.
+
+    n_train  targets of one reading of the text
+
+    A row that a step does not meet becomes (1 - learning_rate ngram_weight_decay) times itself. A row that still knows
+    what followed its n-gram when that place is read again makes the network rely on what held-out text does not
+    confirm. So the decay is FORGETTING / (learning_rate x the steps of one reading), and at least NGRAM_WEIGHT_DECAY,
+    that of a long text. The recipe's batch is resolved.
+    """
+    t, a = recipe.train, recipe.model
+    if recipe.adapt.rank or not (a.ngrams or (a.encoder and a.encoder.ngrams)):
+        return recipe, ""
+    if t.ngram_weight_decay >= 0:
+        return recipe, f"n-gram tables: weight decay {t.ngram_weight_decay:g}, set in the recipe"
+    steps = n_train / recipe.tokens_per_step
+    wanted = FORGETTING / (t.learning_rate * max(steps, SHORTEST_READING))
+    decay = max(NGRAM_WEIGHT_DECAY, float(f"{wanted:.2g}"))
+    why = f"one reading of the text takes {steps:,.0f} steps"
+    return with_train(recipe, ngram_weight_decay=decay), f"n-gram tables: weight decay {decay:g}, chosen: {why}"
 
 
 def widest_row(a: Architecture) -> int:

@@ -209,11 +209,13 @@ class TransformerTrainable(TextTrainable[Recipe]):
         interruption.poll()
 
         n_train = len(self.tokens.part("train"))
+        self.recipe, decay = resolve.resolve_ngram_weight_decay(self.recipe, n_train)
         timer = TransformerStepTimer(self, interruption)
         generators = [device] if device.type == "cuda" else []
         with interruption.phase("timing steps") as phase, torch.random.fork_rng(generators):
             self.recipe, lines = autotune(self.recipe, n_train, device, timer, phase, pace)
         timer.restore()
+        lines.append(decay)
         recipe = self.recipe
         choose_kernel(self.network, recipe)
         if recipe.adapt.rank:
