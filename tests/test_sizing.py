@@ -101,13 +101,21 @@ def test_doubled_speed_never_makes_the_network_smaller_however_often_a_text_is_r
         assert line.split()[:2] == [str(made.chosen.d_model), str(made.chosen.n_layers)]
 
 
-def test_shakespeare_of_three_minutes_keeps_two_layers():
+def test_shakespeare_of_three_minutes_without_tables_keeps_two_layers():
     """The log's runs of 180 seconds ended at 2.1267 bits a character with 128/2, and at 2.1716 with 96/1."""
-    made = choose_size(recipe(3.0), Text(1_003_854), (1.0, 1.0))
+    made = choose_size(recipe(3.0, ngrams=""), Text(1_003_854), (1.0, 1.0))
     assert best_of(made.considered, Text(1_003_854)).d_model == 96
     assert (made.chosen.d_model, made.chosen.n_layers) == (128, 2)
-    line = "  (rank alone would choose 96/1 with 2,048 ids, and less time a larger network: more time keeps it)"
+    line = "  (rank alone would choose 96/1 with 4,096 ids, and less time a larger network: more time keeps it)"
     assert line in explained(made)
+
+
+def test_shakespeare_is_read_several_times_with_tables():
+    """Runs of fixed steps at three to four passes over Shakespeare ended lower with tables than without (log)."""
+    made = choose_size(recipe(3.0), Text(1_003_854), (1.0, 1.0))
+    assert 3 < made.chosen.passes < 5
+    assert made.chosen.ngrams
+    assert not choose_size(recipe(12.0), Text(250_000), (1.0, 1.0)).chosen.ngrams
 
 
 @pytest.fixture

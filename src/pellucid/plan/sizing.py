@@ -38,7 +38,7 @@ CONTEXT, HEAD = 128, 32
 STEPPING = 0.93
 #: n-gram tables are left out if the run reads its text more often than this times the cube root of variety and tokens
 #: for each of their rows: they would memorize it
-PASSES_WITH_TABLES = 1.2
+PASSES_WITH_TABLES = 2.4
 #: how often the size is chosen in an octave of time
 RUNGS = 8
 #: sequences in a step, and the number of steps above which the batch is doubled
