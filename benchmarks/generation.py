@@ -8,6 +8,7 @@ files written for it here (extra `pellucid[gguf]`), with biases, which it wants 
 
 import argparse
 import contextlib
+import subprocess
 import sys
 import tempfile
 from dataclasses import replace
@@ -21,12 +22,34 @@ from benchmarks.side_by_side import BenchmarkError, Measured, Worker, header, me
 WORKERS = str(Path(__file__).with_name("generation_workers.py"))
 #: bytes of matrices that a step reads: 12 blocks and the unembedding
 N_MATRIX = 12 * 12 * 768**2 + 50257 * 768
-BYTES = {"loaded": 4, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int4": 4.5 / 8, "q8_0": 34 / 32}
+BYTES = {
+    "loaded": 4,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int8": 1,
+    "int4": 4.5 / 8,
+    "q8_0": 34 / 32,
+    "q4_0": 18 / 32,
+}
 OWN = ("loaded", "float32", "bfloat16", "int8", "int4")
 
 
-def gguf_of_the_shape(folder: Path, weights: str) -> str:
+#: what llama.cpp's own quantisation writes: its file is made of one in float32
+QUANTISE = """
+import ctypes, sys, llama_cpp
+options = llama_cpp.llama_model_quantize_default_params()
+options.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0
+sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), ctypes.byref(options)))
+"""
+
+
+def gguf_of_the_shape(folder: Path, weights: str, llama: str) -> str:
     """The path of a GGUF file of GPT-2 small's shape with random weights; its few tokens are not what is measured."""
+    if weights == "q4_0":
+        whole, path = gguf_of_the_shape(folder, "float32", llama), folder / "q4_0.gguf"
+        subprocess.run([llama, "-c", QUANTISE, whole, str(path)], check=True, capture_output=True)
+        return str(path)
     from pellucid.demo import bundled
     from pellucid.hub.gguf import write_gguf
     from pellucid.model import Transformer
@@ -52,7 +75,7 @@ def commands(options: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
     if options.nanogpt:
         theirs |= {"nanogpt float32": [sys.executable, WORKERS, "nanogpt", options.nanogpt]}
     if options.llama and options.batch == 1:
-        files = {o: gguf_of_the_shape(folder, o) for o in options.llama_weights}
+        files = {o: gguf_of_the_shape(folder, o, options.llama) for o in options.llama_weights}
         theirs |= {f"llama.cpp {o}": [options.llama, WORKERS, "llama_cpp_python", file] for o, file in files.items()}
     return own | theirs
 
