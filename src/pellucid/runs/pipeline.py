@@ -224,7 +224,8 @@ def train_to_end(
         with deterministic_kernels(recipe.train.deterministic == "yes"):
             trainer.train()
         last, finished = trainer.last_evaluation or {}, finish_row(trainer)
-        if trainable.finish_field and not finished and not trainer.stops():
+        # all processes ask, though one of them alone may have something left to do
+        if not trainer.stops() and trainable.finish_field and not finished:
             finished = finish_training(trainer)
     finally:
         reporter.close()
