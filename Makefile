@@ -8,8 +8,8 @@ MINUTES ?= 3
 # the tests start many processes: each would compile the package again where bytecode is not kept
 # they write, synchronise and delete small files by the thousand: in memory, where 4 GB of it are free for files and compiled
 # ones may be run there
-FILES := $(shell grep -qs ' /dev/shm [^ ]* [^ ]*noexec' /proc/mounts || df -k --output=avail /dev/shm 2> /dev/null | awk 'NR == 2 && $$1 > 4000000 { print "/dev/shm" }')
-TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(if $(FILES),PYTEST_DEBUG_TEMPROOT=$(FILES)) $(BIN)/python -m pytest -n 2
+TEMPORARY := $(shell grep -qs ' /dev/shm [^ ]* [^ ]*noexec' /proc/mounts || df -k --output=avail /dev/shm 2> /dev/null | awk 'NR == 2 && $$1 > 4000000 { print "/dev/shm" }')
+TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(if $(TEMPORARY),PYTEST_DEBUG_TEMPROOT=$(TEMPORARY)) $(BIN)/python -m pytest -n 2
 
 # ten ratios beside those logged: make benchmark-quick; side by side with other libraries, at length: make benchmark-training ARGUMENTS="--nanogpt PATH" (and so on, benchmarks/)
 benchmark-%: setup
