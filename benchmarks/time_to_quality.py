@@ -11,63 +11,19 @@ package brings. `--mix` says also what each of ours comes to where half of its p
 """
 
 import argparse
-import pickle
-import shutil
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 import pellucid
-from benchmarks.side_by_side import BenchmarkError, header, show
+from benchmarks.nanogpt import RECIPE, NanoGPT, run
+from benchmarks.side_by_side import header, show
+from benchmarks.strided_loss import Logits, nats
 from pellucid.demo import bundled
 from pellucid.predictors.mixture import mixed
-
-#: tokens [batch, pos] -> logits [batch, pos, n_vocab]
-Logits = Callable[[Tensor], Tensor]
-#: nanoGPT's recipe for a CPU, from its README
-NANOGPT = {
-    "device": "cpu", "compile": False, "eval_iters": 20, "log_interval": 100, "block_size": 64, "batch_size": 12,
-    "n_layer": 4, "n_head": 4, "n_embd": 128, "dropout": 0.0, "out_dir": "out", "always_save_checkpoint": True,
-}  # fmt: skip
-
-
-def windows(n: int, n_ctx: int, stride: int) -> Iterator[tuple[int, int]]:
-    """Where windows over n tokens begin and their first target that no earlier window scored; each is scored once."""
-    scored = 0
-    while scored < n - 1:
-        begin = max(0, min(scored - (n_ctx - stride), n - 1 - n_ctx))
-        yield begin, scored - begin
-        scored = min(begin + n_ctx, n - 1)
-
-
-@torch.no_grad()
-def nats(logits: Logits, ids: Tensor, n_ctx: int, stride: int, batch: int = 64) -> float:
-    """Mean nats per token over all but the first."""
-    places, total = list(windows(len(ids), n_ctx, stride)), 0.0
-    for first in range(0, len(places), batch):
-        part = places[first : first + batch]
-        rows = torch.stack([ids[b : b + n_ctx + 1] for b, _ in part])
-        losses = F.cross_entropy(logits(rows[:, :-1]).float().transpose(1, 2), rows[:, 1:], reduction="none")
-        new = torch.arange(losses.size(1)) >= torch.tensor([done for _, done in part])[:, None]
-        total += losses.double()[new].sum().item()
-    return total / (len(ids) - 1)
-
-
-def run(command: list[str], folder: Path) -> float:
-    """Seconds of the process."""
-    start = time.perf_counter()
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if ended.returncode:
-        raise BenchmarkError((ended.stderr or ended.stdout)[-2000:])
-    return time.perf_counter() - start
 
 
 def ours(text: Path, minutes: float, changes: list[str], folder: Path) -> tuple[float, Logits, Tensor, int, int, str]:
@@ -75,7 +31,7 @@ def ours(text: Path, minutes: float, changes: list[str], folder: Path) -> tuple[
     out = folder / f"ours-{minutes:g}"
     given = [part for change in changes for part in ("--set", change)]
     command = [sys.executable, "-m", "pellucid", "train", str(text), "--tokenizer", "char", "--minutes", str(minutes)]
-    seconds = run([*command, *given, "--out", str(out)], Path.cwd())
+    seconds, _ = run([*command, *given, "--out", str(out)], Path.cwd())
     model = pellucid.load(out, checkpoint="last", device="cpu")
     whole = text.read_text(encoding="utf-8")
     ids = torch.tensor(model.tokenizer.encode(whole[int(0.9 * len(whole)) :]))
@@ -89,11 +45,11 @@ def counted(text: Path, order: int, folder: Path) -> tuple[float, Logits]:
     out = folder / "counted"
     choices = [f"order={order}", "text.tokenizer=char"]
     given = [part for change in choices for part in ("--set", change)]
-    seconds = run(
+    seconds, _ = run(
         [sys.executable, "-m", "pellucid", "train", str(text), "--predictor", "ngram", *given, "--out", str(out)],
         Path.cwd(),
     )
-    return seconds, pellucid.load(out).network
+    return seconds, pellucid.load_predictor(out, device="cpu").network
 
 
 def halved(a: Logits, b: Logits) -> Logits:
@@ -102,34 +58,13 @@ def halved(a: Logits, b: Logits) -> Logits:
 
 
 def nanogpt(clone: Path, text: Path, steps: int, folder: Path) -> tuple[float, Logits, Tensor, int, int, str]:
-    """The same of nanoGPT, in a copy of the clone; its data are prepared as its own script does."""
-    copy = folder / "nanoGPT"
-    shutil.copytree(clone, copy, ignore=shutil.ignore_patterns(".git"), dirs_exist_ok=True)
+    """The same of nanoGPT, in a copy of the clone."""
     whole = text.read_text(encoding="utf-8")
-    characters = sorted(set(whole))
-    number = {c: i for i, c in enumerate(characters)}
-    ids, border = np.array([number[c] for c in whole], dtype=np.uint16), int(0.9 * len(whole))
-    data = copy / "data" / "shakespeare_char"
-    data.mkdir(parents=True, exist_ok=True)
-    ids[:border].tofile(data / "train.bin")
-    ids[border:].tofile(data / "val.bin")
-    (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(characters), "itos": {}, "stoi": number}))
-    fields = {**NANOGPT, "max_iters": steps, "lr_decay_iters": steps, "eval_interval": min(250, steps)}
-    command = [sys.executable, "train.py", "config/train_shakespeare_char.py"]
-    seconds = run([*command, *(f"--{name}={value}" for name, value in fields.items())], copy)
-    sys.path.insert(0, str(copy))
-    from model import GPT, GPTConfig  # type: ignore[import-not-found]
-
-    saved = torch.load(copy / "out" / "ckpt.pt", weights_only=False)
-    network = GPT(GPTConfig(**saved["model_args"])).eval()
-    network.load_state_dict(saved["model"])
-    held_out = torch.from_numpy(ids[border:].astype(np.int64))
-
-    def logits(tokens: Tensor) -> Tensor:
-        return network(tokens.contiguous(), tokens.contiguous())[0]  # without targets it gives the last row alone
-
-    size = f"{NANOGPT['n_embd']}/{NANOGPT['n_layer']}"
-    return seconds, logits, held_out, NANOGPT["block_size"], saved["iter_num"], size
+    border = int(0.9 * len(whole))
+    peer = NanoGPT(clone, whole[:border], whole[border:], folder)
+    seconds, _ = peer.train(steps)
+    logits, n_ctx, taken = peer.logits()
+    return seconds, logits, peer.held_out, n_ctx, taken, f"{RECIPE['n_embd']}/{RECIPE['n_layer']}"
 
 
 def losses(logits: Logits, ids: Tensor, n_ctx: int) -> list[str]:
