@@ -28,8 +28,9 @@ from benchmarks.sizing import of_script
 from benchmarks.strided_loss import bits_per_byte
 from pellucid.demo import bundled
 
-#: nanoGPT's sizes: that of its README's recipe, that with our context and batch, and a larger one
+#: nanoGPT's sizes: that of its README's recipe, a smaller one, that with our context and batch, and a larger one
 SIZES: dict[str, dict[str, int]] = {
+    "64/2, 12 of 64": {"n_embd": 64, "n_layer": 2, "n_head": 2, "block_size": 64, "batch_size": 12},
     "128/4, 12 of 64": {"n_embd": 128, "n_layer": 4, "n_head": 4, "block_size": 64, "batch_size": 12},
     "128/4, 16 of 128": {"n_embd": 128, "n_layer": 4, "n_head": 4, "block_size": 128, "batch_size": 16},
     "256/4, 16 of 128": {"n_embd": 256, "n_layer": 4, "n_head": 8, "block_size": 128, "batch_size": 16},
