@@ -4,11 +4,11 @@
 
 Each trains on the first nine tenths of a text (of every book, or of the lines of all languages in turn), and is scored
 on the rest by `benchmarks.strided_loss`. Ours is `pellucid train TEXT --minutes M`, which sets a part of the nine
-tenths aside for itself; tiny Shakespeare is read by characters. nanoGPT has its recipe for CPUs, by characters, in each
-of the sizes asked for, with as many steps as fit into the same minutes, start and end included; only the best of its
-sizes is to be compared. `--before` is the source folder of an earlier edition. The n-gram is of characters on tiny
-Shakespeare and of the default tokens on the other texts. FOLDER has `gutenberg/` and `udhr.zip`. What `--results` holds
-already is not run again.
+tenths aside for itself; tiny Shakespeare is read by characters. With `--mix auto` the run holds an n-gram, and what is
+scored is both together. nanoGPT has its recipe for CPUs, by characters, in each of the sizes asked for, with as many
+steps as fit into the same minutes, start and end included; only the best of its sizes is to be compared. `--before` is
+the source folder of an earlier edition. The n-gram is of characters on tiny Shakespeare and of the default tokens on
+the other texts. FOLDER has `gutenberg/` and `udhr.zip`. What `--results` holds already is not run again.
 """
 
 import argparse
@@ -96,6 +96,7 @@ def runs(o: argparse.Namespace, contest: Contest) -> Iterator[tuple[str, float, 
         given = ["--minutes", str(minutes)]
         if not o.without_ours:
             yield "ours", minutes, lambda given=given: contest.trained(given)
+            yield "ours, --mix auto", minutes, lambda given=given: contest.trained([*given, "--mix", "auto"])
         if o.before:
             yield "ours, before", minutes, lambda given=given: contest.trained(given, o.before.resolve())
         for size in o.sizes if o.nanogpt else ():
@@ -132,7 +133,7 @@ def main() -> None:
                             file.write(json.dumps(have[key]) + "\n")
                 x = have[key]
                 minute = f"{minutes:g}" if minutes else ""
-                seconds, bits = f"{x['seconds']:.0f}", f"{x['bits_per_byte']:.4f}"
+                seconds, bits = f"{x['seconds']:.0f}", f"{x.get('mixed', x['bits_per_byte']):.4f}"
                 rows.append([name, minute, who, seconds, x["size"], f"{x['step']:,}", str(x["n_ctx"]), bits])
     columns = ["text", "minutes", "", "seconds", "width/layers/tokens", "steps", "context", "bits per byte"]
     show("the last tenth of each text, strided by half a context", columns, rows)

@@ -51,10 +51,14 @@ def bits_per_byte(logits: Logits, ids: Tensor, n_ctx: int, text: str, stride: fl
 
 
 def score_run(run: Path, text: str, stride: float = 0.5) -> dict[str, Any]:
-    """What a run reaches on a text, and its size; an n-gram has always all of its context."""
+    """What a run reaches on a text, and its size; an n-gram has always all of its context.
+
+    A run with an n-gram stored inside says what both reach together too.
+    """
     import pellucid
 
-    if (run / "ngram").is_dir():
+    mixed = (run / "mixture.json").exists()
+    if (run / "ngram").is_dir() and not mixed:
         counted = pellucid.load_predictor(run, device="cpu")
         ids = counted.tokenizer.encode(text)
         bits = -counted.network.log_probs(ids).sum().item() / math.log(2) / len(text.encode())
@@ -63,7 +67,8 @@ def score_run(run: Path, text: str, stride: float = 0.5) -> dict[str, Any]:
     a, ids = model.architecture, torch.tensor(model.tokenizer.encode(text))
     size = f"{a.d_model}/{a.n_layers}/{a.n_vocab}{', tables' if a.ngrams else ''}"
     bits = bits_per_byte(model.network.eval(), ids, a.n_ctx, text, stride)
-    return {"bits_per_byte": bits, "step": model.provenance["step"], "n_ctx": a.n_ctx, "size": size}
+    both = {"mixed": bits_per_byte(model.mixed_with().network, ids, a.n_ctx, text, stride)} if mixed else {}
+    return {"bits_per_byte": bits, "step": model.provenance["step"], "n_ctx": a.n_ctx, "size": size} | both
 
 
 def main() -> None:
