@@ -2,6 +2,8 @@
 
 import importlib
 import sys
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,8 @@ probabilities raises an error (`readout = none`). A folder without a tokenizer t
 `load(folder, tokenizer=PATH)` names one; a `vocab.txt` is read as WordPiece, with the options of
 `tokenizer_config.json`. Weights that hold NaN or infinity are refused, unless you pass `allow_nan=True`.
 
+"""
+TABLE = """
 | family | class of transformers | fixed options | directions | in float64 | as published |
 |---|---|---|---|---|---|
 """
@@ -131,6 +135,11 @@ def difference(models: Any, name: str, variant: str) -> float:
     return (shared.our_logits(network, tokens) - shared.logits_of(model, tokens)).abs().max().item()
 
 
+def measured() -> str:
+    """When the differences were measured, and with what."""
+    return f"Measured on {date.today()} with transformers {version('transformers')} and torch {version('torch')}.\n"
+
+
 def build() -> str:
     """The whole page."""
     sys.path[:0] = [str(ROOT / "tests" / "parity"), str(ROOT / "tests")]
@@ -142,7 +151,7 @@ def build() -> str:
         with models.in_float64():
             exact = max(difference(models, name, variant) for variant in variants)
         lines.append(f"{line} {exact:.0e} | {published:.0e} |")
-    return HEAD + "\n".join(lines) + "\n" + left_out() + without_effect()
+    return HEAD + measured() + TABLE + "\n".join(lines) + "\n" + left_out() + without_effect()
 
 
 if __name__ == "__main__":

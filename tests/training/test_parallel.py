@@ -75,6 +75,17 @@ def test_two_processes_take_the_steps_of_one(text, tmp_path):
         assert [row["share_of_peak"] for row in steps] == pytest.approx(expected, rel=0.01, abs=1e-4)
 
 
+def test_processes_that_do_not_end_are_ended_and_say_where_they_were():
+    """As where one of two waits for what the other one never sends."""
+
+    def never_answered(rank: int) -> None:
+        if rank == 1:
+            time.sleep(600)
+
+    with pytest.raises(TimeoutError, match=r"not ended after 2 seconds:\nprocess 1 was here:[^}]*in never_answered"):
+        together(2, never_answered, deadline=2)
+
+
 def test_a_peak_timed_elsewhere_is_not_used(tmp_path):
     cpu, path = torch.device("cpu"), tmp_path / "machine.json"
     facts = describe_device(cpu) | {"peak_tokens_per_second": 1e6}
@@ -205,8 +216,8 @@ def test_the_command_starts_its_processes_and_gives_their_exit_code(text, tmp_pa
     words = [f"--set={name}={value if value != () else ''}" for name, value in FIELDS.items() if name != "ngrams"]
     assert cli.main(["train", str(text), "--out", "run", "--processes", "2", *words, "--set", "model.ngrams="]) == 0
     assert "processes: 2 (parallel.replicate = 2" in capfd.readouterr().out
-    assert cli.main(["train", str(text), "--out", "other", "--processes", "3", *words]) == 2
-    assert "train.batch = 2 rows cannot be divided" in capfd.readouterr().err
+    assert cli.main(["train", str(text), "--out", "other", "--processes", "2", *words, "--set", "batch=3"]) == 2
+    assert "train.batch = 3 rows cannot be divided" in capfd.readouterr().err
 
 
 #: a vocabulary that two and four processes divide; windows too
@@ -288,7 +299,7 @@ DIVIDED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", DIVIDED.values(), ids=DIVIDED)
 def test_every_part_of_an_architecture_is_divided(text, tmp_path, fields):
-    fields = {**DIVISIBLE, "optimizer": "adamw", "steps": 6, "evaluate_every": 3, **fields}
+    fields = {**DIVISIBLE, "optimizer": "adamw", "steps": 6, "accumulate": 1, "evaluate_every": 3, **fields}
     plain = train(text, tmp_path / "one", **fields)
     run = train(text, tmp_path / "run", 2, **fields, **laid_out((1, 1, 2)))
     assert_equal_losses(run, plain, TOLERANCE["adamw"])
@@ -344,7 +355,7 @@ def test_every_layout_takes_the_steps_of_one_process(text, tmp_path, plain_runs,
 @pytest.mark.parametrize("layout", [(1, 2, 1), (1, 1, 2)])
 def test_blocks_compiled_one_by_one_take_the_same_steps(text, tmp_path, layout):
     """Each block is a graph of its own, and all draw their dropout with the same code."""
-    fields = {**DIVISIBLE, "optimizer": "adamw", "steps": 6, "evaluate_every": 3}
+    fields = {**DIVISIBLE, "optimizer": "adamw", "steps": 6, "accumulate": 1, "evaluate_every": 3}
     plain = train(text, tmp_path / "one", **fields)
     run = train(text, tmp_path / "run", 2, **{**fields, "compile": "yes"}, **laid_out(layout))
     assert_equal_losses(run, plain, TOLERANCE["adamw"])
@@ -498,7 +509,7 @@ def test_logits_in_chunks_are_those_of_one_process(text, tmp_path, monkeypatch, 
     """A tied readout, whose weights are used outside of the network's forward pass."""
     monkeypatch.setattr(objectives, "MANY_LOGITS", 1)
     monkeypatch.setattr(objectives, "CHUNK", 1000)
-    fields = {"optimizer": "adamw", "unembed": "tied", **DIVISIBLE}
+    fields = {**DIVISIBLE, "optimizer": "adamw", "unembed": "tied", "steps": 6, "evaluate_every": 3}
     plain = train(text, tmp_path / "one", **fields)
     run = train(text, tmp_path / "run", 2, **fields, **laid_out(layout))
     assert_equal_losses(run, plain, TOLERANCE["adamw"])
