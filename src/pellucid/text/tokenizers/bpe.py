@@ -45,6 +45,8 @@ SEPARATORS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>")
 
 #: noncharacters in an order that no text repeats
 UNSPOKEN = "\ufdd0" * 32 + "{}"
+#: bytes to the characters that byte-level BPE writes for them
+SPELLED = dict(enumerate(byte_characters()))
 #: characters per call into the engine, and the most per call if no border is found
 CHUNK, LONGEST_CHUNK = 1 << 16, 1 << 24
 #: characters per training text; a pre-token longer than three of these is cut
@@ -79,7 +81,10 @@ class BPETokenizer(Tokenizer):
         self.separator = self.special[ends[0]]
         pattern = _pattern_of(content)
         self._border = None if pattern is None else BORDERS[pattern]
-        self._table_of_pretokens = None if pattern is None else PreTokenTable(pattern, BORDERS[pattern], self._ids)
+        self._model = self._engine.model
+        self._table_of_pretokens = None
+        if pattern is not None:
+            self._table_of_pretokens = PreTokenTable(pattern, BORDERS[pattern], self._merge, self._ids)
 
     @classmethod
     def train(cls, texts: Iterable[str], n_vocab: int, pattern: str = "gpt2") -> "BPETokenizer":
@@ -156,6 +161,11 @@ class BPETokenizer(Tokenizer):
         """Ids of each text by the engine."""
         encoded = guarded(self._engine.encode_batch_fast, texts, add_special_tokens=False)
         return [one.ids for one in encoded]
+
+    def _merge(self, pretoken: str) -> list[int]:
+        """Ids of a single pre-token by the engine."""
+        spelled = pretoken.encode().decode("latin-1").translate(SPELLED)
+        return [token.id for token in guarded(self._model.tokenize, spelled)]
 
     def encode_parts(self, parts: Sequence[tuple[str | int, bool]]) -> tuple[list[int], list[bool]]:
         return self._marking.encode(parts)

@@ -1,8 +1,8 @@
 """Encode byte-level BPE by a table of the pre-tokens that were seen before: several times as fast as the engine alone.
 
 Ordinary text repeats its pre-tokens (GPT-2: words with the blank before them). Python's `re` divides the text, a table
-has the ids of every pre-token that was seen, and the engine encodes the new ones, each by itself. The ids are those of
-the engine on the whole text: each known pattern matches a pre-token that stands alone as it does inside a text, and the
+has the ids of every pre-token that was seen, and the engine merges the bytes of a new one. The ids are those of the
+engine on the whole text: each known pattern matches a pre-token that stands alone as it does inside a text, and the
 engine is asked which characters are letters, numbers and white space, because Python may know another version of
 Unicode. Characters beyond U+FFFF are encoded by the engine, together with what is between the borders around them.
 """
@@ -19,7 +19,7 @@ from tokenizers import Regex, pre_tokenizers
 WORTH_DIVIDING = 1 << 14
 #: characters of pre-tokens in a table before a new one is begun; each pre-token counts as so many more
 TABLE_SIZE, ENTRY_SIZE = 1 << 22, 64
-#: a text whose new pre-tokens have more than this share of its characters is left to the engine, as are the next calls
+#: after texts whose new pre-tokens have more than this share of their characters, so many calls are left to the engine
 MOST_NEW, CALLS_LEFT = 0.5, 16
 #: characters in a row of Unicode's that are asked about together
 BLOCK = 1 << 8
@@ -32,10 +32,13 @@ UNUSUAL = re.compile("[\U00010000-\U0010ffff\u017f\ufb05\ufb06]")
 RARE = 64
 #: what GPT-4's and Qwen's patterns write for the ends of English contractions, and the same without folding of case
 FOLDED, SPELT_OUT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
+#: a repetition after which a known pattern never gives a character back: Python matches it faster if it is told so
+NEVER_GIVEN_BACK = re.compile(r"(?<=[ \]}])[?+]")
 #: a set of characters, or a class by itself, in a pattern
 CLASS = re.compile(r"\[\^?[^]]*\]|\\p\{L\}|\\p\{N\}|\\s|\\S")
 
-#: texts to their ids
+#: a pre-token to its ids, and texts to their ids
+Merge = Callable[[str], Sequence[int]]
 EncodeTexts = Callable[[list[str]], Sequence[Sequence[int]]]
 
 
@@ -69,7 +72,8 @@ class CharacterClasses:
                 return part
             return f"[^{self.members[part.lower()]}]" if part == r"\S" else f"[{self.members[part]}]"
 
-        return re.compile(CLASS.sub(spell, pattern.replace(FOLDED, SPELT_OUT)))
+        pattern = NEVER_GIVEN_BACK.sub(r"\g<0>+", pattern.replace(FOLDED, SPELT_OUT))
+        return re.compile(CLASS.sub(spell, pattern))
 
 
 @functools.cache  # at most 256 blocks
@@ -93,43 +97,60 @@ def ranges(characters: str) -> str:
     return "".join(f"\\u{run[0]:04x}-\\u{run[-1]:04x}" for run in runs if len(run))
 
 
+class PreTokenIds(dict[str, bytes]):
+    """The ids of each piece of text that was asked for, uint32 one after another; a new piece is encoded.
+
+    size    characters of the pieces in the table, with ENTRY_SIZE for each
+    n_new   characters of all pieces that were new when they were asked for
+    """
+
+    def __init__(self, encode: Merge):
+        super().__init__()
+        self.encode, self.size, self.n_new = encode, 0, 0
+
+    def __missing__(self, piece: str) -> bytes:
+        ids = array("I", self.encode(piece)).tobytes()
+        if self.size > TABLE_SIZE:
+            self.clear()
+            self.size = 0
+        self[piece] = ids
+        self.size += len(piece) + ENTRY_SIZE
+        self.n_new += len(piece)
+        return ids
+
+
 class PreTokenTable:
     """Encodes texts of a tokenizer with a known pattern.
 
     pattern   how text is divided into pre-tokens
     border    matches two characters between which the pattern always divides
+    merge     ids of a single pre-token
     encode    the engine: ids of texts
     """
 
-    def __init__(self, pattern: str, border: re.Pattern[str], encode: EncodeTexts):
-        self.pattern, self.border, self.encode = pattern, border, encode
+    def __init__(self, pattern: str, border: re.Pattern[str], merge: Merge, encode: EncodeTexts):
+        self.pattern, self.border, self.merge, self.encode = pattern, border, merge, encode
         self.divider: tuple[CharacterClasses, re.Pattern[str]] | None = None
-        self.table: dict[str, bytes] = {}
-        self.size = self.calls_left = 0
+        self.table, self.calls_left = PreTokenIds(self.encode_piece), 0
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray] | None:
         """Ids of each text, int64, or None where the engine alone is as fast."""
-        n_characters = sum(map(len, texts))
+        n_characters, n_new = sum(map(len, texts)), self.table.n_new
         if n_characters < WORTH_DIVIDING:
             return None
         if self.calls_left:
             self.calls_left -= 1
             return None
-        expression = self.divider_of(texts)
-        divided = [self.divide(text, expression) for text in texts]
-        table = self.table  # another thread may begin a new one meanwhile
-        new = list(set().union(*divided).difference(table))
-        n_new = sum(map(len, new))
-        if n_new > MOST_NEW * n_characters:
+        expression, ids_of = self.divider_of(texts), self.table.__getitem__
+        joined = [b"".join(map(ids_of, self.divide(text, expression))) for text in texts]
+        if self.table.n_new - n_new > MOST_NEW * n_characters:
             self.calls_left = CALLS_LEFT
-            return None
-        if self.size > TABLE_SIZE:
-            table, new = {}, list(set().union(*divided))
-            self.table, self.size, n_new = table, 0, sum(map(len, new))
-        table.update(zip(new, (array("I", ids).tobytes() for ids in self.encode(new)), strict=True))
-        self.size += n_new + ENTRY_SIZE * len(new)
-        joined = (b"".join(map(table.__getitem__, pretokens)) for pretokens in divided)
         return [np.frombuffer(ids, np.uint32).astype(np.int64) for ids in joined]
+
+    def encode_piece(self, piece: str) -> Sequence[int]:
+        """Ids of a piece that `divide` gives: of a pre-token, or of several with an unusual character."""
+        usual = piece.isascii() or UNUSUAL.search(piece) is None
+        return self.merge(piece) if usual else self.encode([piece])[0]
 
     def divider_of(self, texts: Sequence[str]) -> re.Pattern[str]:
         """What matches the pre-tokens of these texts and of those before; the texts are looked at together."""
