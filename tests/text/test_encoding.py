@@ -111,11 +111,13 @@ def test_a_damaged_shard_of_an_interrupted_call_is_not_taken_over(split, tmp_pat
     tokenizer = learn_tokenizer("byte", [])
     monkeypatch.setattr(encoding, "UNIT", 3000)
     whole = prepare_tokens(split, tokenizer, tmp_path / "whole", shard_tokens=9000)
-    for name, change in (("train-00001.bin", b"\1"), ("train-00001.json", b"{"), ("train-00000.ends", b"")):
-        cache = tmp_path / name
+    damages = {"train-00001.bin": [b"\1"], "train-00001.json": [b"{", b""], "train-00000.ends": [b"", bytes]}
+    for name, change in [(name, change) for name, changes in damages.items() for change in changes]:
+        cache = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
         interrupted(split, tokenizer, cache, 9, shard_tokens=9000)
         (working,) = cache.iterdir()
-        (working / name).write_bytes(change)
+        size = (working / name).stat().st_size
+        (working / name).write_bytes(change if isinstance(change, bytes) else change(size))
         assert_same(prepare_tokens(split, tokenizer, cache, shard_tokens=9000), whole)
 
 

@@ -1,5 +1,6 @@
 """A table of pre-tokens gives the ids that the engine gives the whole text."""
 
+import json
 import random
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pellucid.text.tokenizers import pretokens
+from pellucid.text.tokenizers.base import TokenizerError
 from pellucid.text.tokenizers.bpe import BPETokenizer
 from pellucid.text.tokenizers.pretokens import PreTokenTable
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
@@ -130,3 +132,26 @@ def test_text_that_is_changed_before_it_is_divided_has_no_table(tokenizers):
     assert changed != content
     assert BPETokenizer(changed)._table_of_pretokens is None
     assert BPETokenizer.train([TEXT], 280, "none")._table_of_pretokens is None
+
+
+def test_words_that_the_vocabulary_holds_without_merges_are_found(tokenizers):
+    """Llama 3's `ignore_merges`: a pre-token that is an entry of the vocabulary is its id."""
+    content = json.loads(tokenizers["gpt4"].to_json())
+    content["model"]["ignore_merges"] = True
+    names = {i: name for name, i in content["model"]["vocab"].items()}
+    last = max(names)
+    content["model"]["vocab"] |= {"Ġhereafter": last, names[last]: last + 2}
+    changed = BPETokenizer(json.dumps(content))
+    agree(changed, ["who goes hereafter, hereafter and\n hereafter"])
+    assert changed.encode("a hereafter")[1:] == [last]
+
+
+def test_a_failure_of_the_engine_is_an_error_of_the_tokenizer(tokenizers, monkeypatch):
+    class Failing:
+        def tokenize(self, word: str):
+            raise BaseException("it panicked")  # a panic is no Exception
+
+    tokenizer = BPETokenizer(tokenizers["gpt2"].to_json())
+    monkeypatch.setattr(tokenizer, "_model", Failing())
+    with pytest.raises(TokenizerError, match="it panicked"):
+        tokenizer.encode_batch(["some text"])

@@ -154,7 +154,7 @@ class BPETokenizer(Tokenizer):
         return self._encode_batch([text])[0].tolist()
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        ids = self._table_of_pretokens.encode_batch(texts) if self._table_of_pretokens else None
+        ids = guarded(self._table_of_pretokens.encode_batch, texts) if self._table_of_pretokens else None
         return ids or [np.asarray(one, dtype=np.int64) for one in self._ids(texts)]
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
@@ -163,9 +163,8 @@ class BPETokenizer(Tokenizer):
         return [one.ids for one in encoded]
 
     def _merge(self, pretoken: str) -> list[int]:
-        """Ids of a single pre-token by the engine."""
-        spelled = pretoken.encode().decode("latin-1").translate(SPELLED)
-        return [token.id for token in guarded(self._model.tokenize, spelled)]
+        """Ids of a single pre-token by the engine. It may panic: call this inside `guarded`."""
+        return [token.id for token in self._model.tokenize(pretoken.encode().decode("latin-1").translate(SPELLED))]
 
     def encode_parts(self, parts: Sequence[tuple[str | int, bool]]) -> tuple[list[int], list[bool]]:
         return self._marking.encode(parts)

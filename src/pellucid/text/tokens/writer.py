@@ -2,7 +2,7 @@
 
 Until the whole folder is complete, two files stand beside each finished shard: NAME.json records how far in the text it
 reaches, and NAME.ends the positions in it where documents end. When the writer starts again, it takes over every shard
-whose checksum is right and knows where to continue.
+whose checksums are right and knows where to continue.
 """
 
 import bisect
@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from pellucid.destination import replace_file
 from pellucid.text.tokens.store import FORMAT, HEADER, MAGIC, check_ids, dtype_for
 
 
@@ -66,10 +65,11 @@ class PartWriter:
         path = self.folder / f"{self.name}-{number:05d}.bin"
         try:
             shard = json.loads(path.with_suffix(".json").read_bytes())
-            ends = array("q", path.with_suffix(".ends").read_bytes())
+            ends = path.with_suffix(".ends").read_bytes()
             with path.open("rb") as file:
                 good = hashlib.file_digest(file, "sha256").hexdigest() == shard["sha256"]
-            return (shard, ends) if good and len(ends) == shard.pop("ends") else None
+            good = good and hashlib.sha256(ends).hexdigest() == shard.pop("ends")
+            return (shard, array("q", ends)) if good else None
         except (OSError, ValueError, LookupError, TypeError):
             return None
 
@@ -139,12 +139,13 @@ class PartWriter:
         self._file = None
         path = self.folder / shard["file"]
         last = bisect.bisect_right(self.ends, self.tokens)
-        with path.with_suffix(".ends").open("wb") as file:
-            file.write(self.ends[self._saved : last].tobytes())
-            flush(file)
-        so_far = {"unit": self.unit, "within": within, "unknown": self.n_unknown, "ends": last - self._saved}
+        ends = self.ends[self._saved : last].tobytes()
+        so_far = {"unit": self.unit, "within": within, "unknown": self.n_unknown}
         self._saved = last
-        replace_file(path.with_suffix(".json"), json.dumps(shard | so_far).encode())
+        # neither is flushed: what a crash of the machine spoils does not have its checksum, and is encoded again
+        path.with_suffix(".ends").write_bytes(ends)
+        record = shard | so_far | {"ends": hashlib.sha256(ends).hexdigest()}
+        path.with_suffix(".json").write_text(json.dumps(record), encoding="utf-8")
 
 
 def remove_journal(folder: Path) -> None:
