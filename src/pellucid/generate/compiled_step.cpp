@@ -99,7 +99,7 @@ struct Product {  // y = x W^T + b
     template <typename W>
     void rows(const W& w, Team team) const {
         const Part part(n_out, team);
-        for (Index o = part.begin; o < part.end; ++o) block<1, 1>(w, bias, x, y, o, {1, n_out, n_in});
+        outputs(w, bias, x, y, part.begin, part.end, {1, n_out, n_in});
     }
 };
 
@@ -149,8 +149,7 @@ struct Attention {  // z_h = sum_j A_hj v_j,  A_h = softmax_j(cap(scale q_h . k_
         const Index at = layer * text.layer_stride + h * n_kv_heads / n_heads * text.capacity * d_head;
         const float* values = text.values + at;
         float* s = scores + h * n_ctx;
-        for (Index j = first; j < n; ++j)
-            block<1, 1>(Float32{text.keys + at}, nullptr, q + h * d_head, s, j, {1, n, d_head});
+        outputs(Float32{text.keys + at}, nullptr, q + h * d_head, s, first, n, {1, n, d_head});
         for (Index j = first; j < n; ++j) {
             s[j] = cap ? cap * std::tanh(scale * s[j] / cap) : scale * s[j];
             s[j] += bias ? bias[h * n_ctx + n - 1 - j] : 0.0f;

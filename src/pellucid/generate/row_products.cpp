@@ -1,8 +1,9 @@
 // y = x W^T + b for one or a few rows x, with weights of four bytes, of one, or of half a byte.
 //
-// A product with one row takes as long as reading W takes: W is read once, from one end to the other, in the fewest
-// bytes, and each weight becomes a float in a register. Each output is a sum of 2 * LANES partial sums in an order that
-// depends on n_in alone: the same numbers for any number of rows and threads. `row_products.py` compiles this file.
+// A product with one row takes as long as reading W takes: W is read once, in the fewest bytes, and each weight becomes a
+// float in a register. A thread reads W in STREAMS places at once, since memory delivers several streams sooner than one:
+// what one of them waits for at each new page, the others do not. Each output is a sum of LANES partial sums in an order
+// that depends on n_in alone: the same numbers for any number of rows and threads. `row_products.py` compiles this file.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -15,7 +16,8 @@ namespace {
 typedef size_t Index;
 constexpr Index LANES = 16;        // numbers that are multiplied at once
 constexpr Index STEP = 2 * LANES;  // weights that are unpacked at once
-constexpr Index AHEAD = 2048;      // bytes of weights that are asked for before they are needed
+constexpr Index STREAMS = 4;       // outputs that are computed at once, each reading its own part of W
+constexpr Index AHEAD = 4096;      // bytes of weights that are asked for before they are needed
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
 typedef uint8_t Bytes __attribute__((vector_size(LANES)));
@@ -25,6 +27,17 @@ Vector load(const void* from) {  // from any address
     Vector v;
     std::memcpy(&v, from, sizeof v);
     return v;
+}
+
+// Ask for the weights AHEAD of these, up to the second cache: the first has fewer places for what has not come yet.
+inline void prefetch(const void* weights) { __builtin_prefetch((const char*)weights + AHEAD, 0, 2); }
+
+inline float sum_of(Floats v) {
+    float lanes[LANES];
+    std::memcpy(lanes, &v, sizeof lanes);
+    for (Index n = LANES / 2; n; n /= 2)
+        for (Index lane = 0; lane < n; ++lane) lanes[lane] += lanes[lane + n];
+    return lanes[0];
 }
 
 #ifdef __AVX512F__  // an instruction each, which GCC 12 does not find
@@ -50,7 +63,7 @@ struct Float32 {
     const float* w;
     void unpack(Index at, Floats* to) const {
         for (Index half = 0; half < 2; ++half) {
-            __builtin_prefetch(w + at + half * LANES + AHEAD / 4);
+            prefetch(w + at + half * LANES);
             to[half] = load<Floats>(w + at + half * LANES);
         }
     }
@@ -62,7 +75,7 @@ struct Int8 {  // W_oi = scale_o q_oi
     const int8_t* q;
     const float* scales;
     void unpack(Index at, Floats* to) const {
-        __builtin_prefetch(q + at + AHEAD);
+        prefetch(q + at);
         for (Index half = 0; half < 2; ++half)
             to[half] = __builtin_convertvector(from_signed(load<Bytes>(q + at + half * LANES)), Floats);
     }
@@ -74,7 +87,7 @@ struct Int4 {  // W_oi = scale_og (q_oi - 8) in groups g of STEP inputs; a byte 
     const uint8_t* pairs;
     const uint16_t* scales;  // the upper halves of floats
     void unpack(Index at, Floats* to) const {
-        __builtin_prefetch(pairs + at / 2 + AHEAD);
+        prefetch(pairs + at / 2);
         const uint32_t bits = uint32_t(scales[at / STEP]) << 16;
         float scale;
         std::memcpy(&scale, &bits, sizeof scale);
@@ -91,46 +104,51 @@ struct Sizes {
     Index n_rows, n_out, n_in;
 };
 
-// ROWS rows of x times OUTPUTS outputs from o on
+// ROWS rows of x times OUTPUTS outputs: o, o + apart, o + 2 apart, ...
 template <Index ROWS, Index OUTPUTS, typename W>
-void block(const W& weights, const float* bias, const float* x, float* y, Index o, Sizes n) {
-    Floats sums[OUTPUTS][ROWS][2] = {};
+void block(const W& weights, const float* bias, const float* x, float* y, Index o, Index apart, Sizes n) {
+    Floats sums[OUTPUTS][ROWS] = {};
     Index i = 0;
     for (; i + STEP <= n.n_in; i += STEP) {
         Floats w[OUTPUTS][2];
-        for (Index k = 0; k < OUTPUTS; ++k) weights.unpack((o + k) * n.n_in + i, w[k]);
-        for (Index r = 0; r < ROWS; ++r)
-            for (Index half = 0; half < 2; ++half) {
+        for (Index k = 0; k < OUTPUTS; ++k) weights.unpack((o + k * apart) * n.n_in + i, w[k]);
+        for (Index half = 0; half < 2; ++half)
+            for (Index r = 0; r < ROWS; ++r) {
                 const Floats from = load<Floats>(x + r * n.n_in + i + half * LANES);
-                for (Index k = 0; k < OUTPUTS; ++k) sums[k][r][half] += w[k][half] * from;
+                for (Index k = 0; k < OUTPUTS; ++k) sums[k][r] += w[k][half] * from;
             }
     }
     for (Index k = 0; k < OUTPUTS; ++k)
         for (Index r = 0; r < ROWS; ++r) {
-            const Floats both = sums[k][r][0] + sums[k][r][1];
-            float sum = 0.0f;
-            for (Index lane = 0; lane < LANES; ++lane) sum += both[lane];
-            for (Index j = i; j < n.n_in; ++j) sum += weights.weight((o + k) * n.n_in + j) * x[r * n.n_in + j];
-            sum *= weights.scale(o + k);
-            y[r * n.n_out + o + k] = bias ? sum + bias[o + k] : sum;
+            const Index at = o + k * apart;
+            float sum = sum_of(sums[k][r]);
+            for (Index j = i; j < n.n_in; ++j) sum += weights.weight(at * n.n_in + j) * x[r * n.n_in + j];
+            sum *= weights.scale(at);
+            y[r * n.n_out + at] = bias ? sum + bias[at] : sum;
         }
 }
 
-// OUTPUTS outputs from o on of all rows: a row by itself reads the weights from one end to the other
 template <Index OUTPUTS, typename W>
-void all_rows(const W& weights, const float* bias, const float* x, float* y, Index o, Sizes n) {
+void all_rows(const W& weights, const float* bias, const float* x, float* y, Index o, Index apart, Sizes n) {
     Index r = 0;
-    for (; r + 4 <= n.n_rows; r += 4) block<4, OUTPUTS>(weights, bias, x + r * n.n_in, y + r * n.n_out, o, n);
-    for (; r < n.n_rows; ++r)
-        for (Index k = 0; k < OUTPUTS; ++k) block<1, 1>(weights, bias, x + r * n.n_in, y + r * n.n_out, o + k, n);
+    for (; r + 4 <= n.n_rows; r += 4)
+        block<4, OUTPUTS>(weights, bias, x + r * n.n_in, y + r * n.n_out, o, apart, n);
+    for (; r < n.n_rows; ++r) block<1, OUTPUTS>(weights, bias, x + r * n.n_in, y + r * n.n_out, o, apart, n);
+}
+
+// the outputs from begin to end of all rows
+template <typename W>
+void outputs(const W& weights, const float* bias, const float* x, float* y, Index begin, Index end, Sizes n) {
+    const Index apart = (end - begin) / STREAMS;
+    for (Index o = begin; o < begin + apart; ++o) all_rows<STREAMS>(weights, bias, x, y, o, apart, n);
+    for (Index o = begin + STREAMS * apart; o < end; ++o) all_rows<1>(weights, bias, x, y, o, 1, n);
 }
 
 template <typename W>
 void multiply(const W& weights, const float* bias, const float* x, float* y, Sizes n, Index n_threads) {
-    const Index n_pairs = n.n_out / 2;
 #pragma omp parallel for schedule(static) num_threads(n_threads) if (n_threads > 1)
-    for (Index pair = 0; pair < n_pairs; ++pair) all_rows<2>(weights, bias, x, y, 2 * pair, n);
-    if (n.n_out % 2) all_rows<1>(weights, bias, x, y, n.n_out - 1, n);
+    for (Index t = 0; t < n_threads; ++t)
+        outputs(weights, bias, x, y, n.n_out * t / n_threads, n.n_out * (t + 1) / n_threads, n);
 }
 
 }  // namespace
