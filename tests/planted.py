@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import pellucid.generate.compiled_step as compiled
 import pellucid.generate.pack_weights as prepare
 import pellucid.generate.packed_linear as products
 from pellucid.architecture import Architecture
@@ -634,4 +635,31 @@ PACKING = {
     "packed weights of yesterday": packed(stale, "blocks.1.mlp.pre"),
 }
 
-FAULTS = STRUCTURE | FAR | BATCHES | CACHES | PACKING
+# The compiled step --------------------------------------------------------------------------------
+
+REPEATED, ROTATION = compiled.repeated, compiled.Program.rotation
+
+
+def next_position(program, rotary):
+    """Angles of the position after the token's."""
+    angles = ROTATION(program, rotary)
+    return angles | {name: angles[name].roll(-1, 0).contiguous() for name in ("cos", "sin") if name in angles}
+
+
+def listed(plant: Plant, fields: dict[str, Any] | None = None) -> Fault:
+    return Fault(plant, "logits", fields or {}, law="compiled step = ordinary step", float32=True)
+
+
+COMPILED = {
+    "another coordinate's gain in a compiled norm": listed(
+        lambda network, patch: patch.setattr(compiled, "repeated", lambda weights, n: REPEATED(weights, n).roll(1))
+    ),
+    "a compiled rotation by the next position's angles": listed(
+        lambda network, patch: patch.setattr(compiled.Program, "rotation", next_position), ROTARY
+    ),
+    "a compiled MLP that reads the stream without the attention's output": listed(
+        lambda network, patch: patch.setitem(compiled.ARRANGEMENTS, PreBlock, compiled.parallel)
+    ),
+}
+
+FAULTS = STRUCTURE | FAR | BATCHES | CACHES | PACKING | COMPILED

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import pellucid
 from drawing import make_network
 from pellucid.cli import main
+from pellucid.generate import row_products
 from pellucid.language_model import LanguageModel
 from pellucid.model import OFF, Recorder
 from pellucid.model.attention import MultiHeadAttention
@@ -66,6 +67,8 @@ def test_every_law_holds_for_what_is_right(a, dtype):
     forwards = a.attention.mask != "bidirectional"
     assert all((law in applies) == forwards for law in ("causality", "cached = uncached", "generated = reference"))
     assert ("packed weights = reference" in applies) == (forwards and dtype == torch.float32)
+    compiled = forwards and dtype == torch.float32 and a.encoder is None and not a.mlp.experts
+    assert ("compiled step = ordinary step" in applies) == compiled
 
 
 @pytest.mark.parametrize("kind", one_in(3, ["bpe", "char", "byte"]))
@@ -89,6 +92,27 @@ def test_the_network_is_left_as_it_was():
     assert not network.blocks[1].training
     assert all(torch.equal(p, before[n]) and p.dtype == torch.float32 for n, p in network.named_parameters())
     assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_where_no_step_is_compiled_the_reason_is_said(monkeypatch):
+    law, float32 = "compiled step = ordinary step", make_network(BASE, dtype=torch.float32)
+    check = check_of(verify(make_network(BASE)), law)
+    assert check.holds is None
+    assert check.measured.endswith("since it computes in float32, and this network is in float64")
+    row_products.load_library.cache_clear()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    try:
+        check = check_of(verify(float32), law)
+    finally:
+        row_products.load_library.cache_clear()
+    assert check.holds is None
+    assert check.measured.endswith("since there is no C++ compiler (no-such-compiler)")
+
+
+def test_the_compiled_step_is_compared_for_each_kind_of_weights_that_it_reads():
+    report = verify(make_network(BASE, dtype=torch.float32))
+    measured = check_of(report, "compiled step = ordinary step").measured
+    assert [part.split()[0] for part in measured.split(", ")] == ["loaded", "float32", "int8", "int4", "all"]
 
 
 def test_large_models_are_given_fewer_tokens(monkeypatch):
@@ -120,7 +144,7 @@ def test_what_was_not_read_is_said(monkeypatch):
     report = verify(make_network(a, dtype=torch.float32))
     assert report.holds
     assert check_of(report, "a long row = reference").measured.startswith("60 tokens and through a cache, ")
-    assert check_of(report, "packed weights = reference").measured.startswith("from its own weights: float32 ")
+    assert check_of(report, "packed weights = reference").measured.startswith("from its own weights: loaded ")
     assert report.unread == (
         "more than 60 tokens in a row; 21 of the 40 positions behind them",
         "attention across windows of 64, 70 tokens, but for their masks",

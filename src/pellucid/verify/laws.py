@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
+from pellucid.generate.choose_step import compiled_step
 from pellucid.model import Recorder, Transformer
 from pellucid.model.weights import load_weights, save_weights
 from pellucid.reference import layers
@@ -18,6 +19,8 @@ from pellucid.text.tokenizers.tokenizer import load_tokenizer
 from pellucid.verify.cached import compare_cached
 from pellucid.verify.cases import alone, source_of
 from pellucid.verify.comparison import Subject, run_engine
+from pellucid.verify.compiled import compare_compiled
+from pellucid.verify.reads import make_reading_plan
 from pellucid.verify.reference_laws import broken_by
 from pellucid.verify.report import TOLERANCE, Result
 
@@ -69,6 +72,20 @@ def cached_is_uncached(s: Subject) -> Result:
             return broken_by(first, f"read {how}")
         worst = max(worst, apart)
     return Result(True, f"{len(splits)} ways to split {n} tokens, at most {worst:.1e}")
+
+
+def compiled_is_ordinary(s: Subject) -> Result:
+    """A compiled step gives the logits of the ordinary one, with the loaded weights and with those that it unpacks."""
+    if s.a.attention.mask == "bidirectional":
+        return Result(None, "attention.mask = bidirectional: nothing is generated")
+    step = compiled_step(s.network)
+    if isinstance(step, str):
+        return Result(None, f"the step cannot be compiled, since {step}")
+    kinds, bound = compare_compiled(s, make_reading_plan(s.a, s.longest.size(1)))
+    for kind in kinds:
+        if kind.first is not None:
+            return broken_by(kind.first, kind.name)
+    return Result(True, f"{', '.join(f'{k.name} {k.worst:.1e}' for k in kinds)}, all within {bound:.1e}")
 
 
 def rows_sum_to_one(s: Subject) -> Result:
@@ -175,6 +192,7 @@ LAWS: dict[str, Callable[[Subject], Result]] = {
     "causality": causality,
     "a tap changes nothing": tap_is_silent,
     "cached = uncached": cached_is_uncached,
+    "compiled step = ordinary step": compiled_is_ordinary,
     "attention rows sum to 1": rows_sum_to_one,
     "text -> tokens -> text": text_comes_back,
     "save -> load": saved_is_loaded,

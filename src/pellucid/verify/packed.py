@@ -16,8 +16,9 @@ from pellucid.verify.comparison import Subject
 from pellucid.verify.reads import Defined, ReadingPlan, compare_reads
 from pellucid.verify.report import Difference
 
-#: the largest network that is packed in every kind, and in float32, which is the kind that `auto` uses
-MOST_PARAMETERS, MOST_PARAMETERS_IN_FLOAT32 = 200_000_000, 1_000_000_000
+#: the largest network that is packed in every kind, and in those that `auto` uses
+MOST_PARAMETERS, MOST_PARAMETERS_OF_AUTO = 200_000_000, 1_000_000_000
+KINDS_OF_AUTO = ("loaded", "float32")
 #: packed products round in another order than the network's own: by at most this many times as much, or this much
 TIMES, LEAST = 16.0, 2.0**-22
 #: a packed network does not multiply by the weights of a single head
@@ -34,9 +35,9 @@ class Kind:
 
 
 def kinds_of(s: Subject) -> tuple[str, ...]:
-    """The kinds of packed weights to check: all, float32 alone for large networks, none if none is available."""
+    """The kinds of packed weights to check: all, those of `auto` for large networks, none if none is available."""
     n = sum(p.numel() for p in s.network.parameters())
-    most = dict.fromkeys(PRODUCTS, MOST_PARAMETERS) | {"float32": MOST_PARAMETERS_IN_FLOAT32}
+    most = dict.fromkeys(PRODUCTS, MOST_PARAMETERS) | dict.fromkeys(KINDS_OF_AUTO, MOST_PARAMETERS_OF_AUTO)
     return () if refusal(s) else tuple(kind for kind in PRODUCTS if available(kind) and n <= most[kind])
 
 
@@ -59,12 +60,12 @@ def compare_packed(s: Subject, plan: ReadingPlan) -> Iterator[Kind]:
     expected = Defined(s.a, s.weights, plan)
     loaded = list(compare_reads(s.network, expected, WITHOUT))
     for kind in kinds_of(s):
-        # `generate` itself chooses float32 and caches that packed network, so the cached one is checked
-        packed = (packed_network if kind == "float32" else pack_network)(s.network, kind).network
+        # `generate` itself chooses these and caches what it packed, so the cached network is checked
+        packed = (packed_network if kind in KINDS_OF_AUTO else pack_network)(s.network, kind).network
         if (wrong := first_far_from_the_weights(s, packed, kind)) is not None:
             yield Kind(kind, float("inf"), wrong)
             continue
-        if kind != "float32":
+        if kind not in KINDS_OF_AUTO:
             expected = Defined(*definition_of(s, packed), plan)
         differences = list(allow_rounding(loaded, list(compare_reads(packed, expected, WITHOUT))))
         worst = max((d.size for d in differences), default=0.0)

@@ -42,8 +42,10 @@ def _packed(s: Subject) -> list[str]:
     """Kinds of packed weights that this machine has and this network is too large for, or that it lacks."""
     if refusal(s):
         return []
-    missing = [kind for kind in PRODUCTS if kind not in kinds_of(s)]
-    why = "too large" if all(available(kind) for kind in missing) else "not offered by this build of PyTorch"
+    kinds = kinds_of(s)
+    # where loaded weights are not read by compiled products, nothing is left out
+    missing = [kind for kind in PRODUCTS if kind not in kinds and (kind != "loaded" or available(kind))]
+    why = "too large" if all(available(kind) for kind in missing) else "not offered by this machine"
     return [f"weights packed as {', '.join(missing)} ({why})"] if missing else []
 
 
