@@ -55,7 +55,7 @@ def test_a_compiled_step_computes_the_ordinary_one(a, n_prompt):
     agree(make_network(a, dtype=torch.float32), n_prompt, 2e-5)
 
 
-@pytest.mark.parametrize("weights", ["float32", "int8", "int4"])
+@pytest.mark.parametrize("weights", ["loaded", "float32", "int8", "int4"])
 @settings(max_examples=40)
 @given(architectures({"mlp.experts": 0, "attention.mask": "causal"}), st.integers(1, 10))
 def test_packed_weights_are_read_by_the_compiled_step(weights, a, n_prompt):

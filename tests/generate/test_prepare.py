@@ -10,7 +10,7 @@ from torch import nn
 
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture
-from pellucid.generate import GenerationError, Sampling, generate_ids
+from pellucid.generate import GenerationError, Sampling, generate_ids, row_products
 from pellucid.generate import pack_weights as prepare_module
 from pellucid.generate import packed_linear as products
 from pellucid.generate.pack_weights import network_for, pack_network, packed_network
@@ -77,7 +77,7 @@ def kept_of(made: Transformer, name: str) -> torch.Tensor | None:
     """What the prepared network keeps of the matrix `name`, which may be rows of a larger one; None: the matrix."""
     place, _, part = name.removesuffix(".weight").rpartition(".")
     parent = made.get_submodule(place)
-    if part in ("query", "key", "value") and not parent.cross:
+    if part in ("query", "key", "value") and hasattr(parent, "qkv"):
         whole, h, g = getattr(parent.qkv, "kept", None), made.architecture.n_heads, made.architecture.n_kv_heads
         return None if whole is None else whole.split([n * parent.d_head for n in (h, g, g)])["qkv".index(part[0])]
     return getattr(getattr(parent, part), "kept", None)
@@ -115,6 +115,14 @@ def test_weights_are_shared_but_for_what_is_packed():
     assert network.blocks[0].attn.kernel is network.blocks[0].attn.fused
 
 
+def test_loaded_weights_are_read_where_they_lie():
+    network = make_network(SMALL, dtype=torch.float32)
+    made = pack_network(network, "loaded").network
+    own, read = dict(network.named_modules()), [m for m in made.named_modules() if isinstance(m[1], products.AsLoaded)]
+    assert len(read) == 2 * 6 + 1
+    assert all(module.weight.data_ptr() == own[name].weight.data_ptr() for name, module in read)
+
+
 def test_a_change_of_the_weights_is_seen():
     network = make_network(SMALL, dtype=torch.float32)
     first = packed_network(network, "int8")
@@ -134,12 +142,26 @@ def test_errors_are_reported_and_auto_leaves_small_networks_alone():
     assert network_for(network, "loaded", 1000) == (network, "weights: as loaded")
 
 
-def test_auto_packs_what_pays(monkeypatch):
+def kind_of(network: Transformer, n_tokens: int) -> str:
+    """The kind of products that `auto` chooses."""
+    linear = network_for(network, "auto", n_tokens)[0].blocks[0].mlp.down
+    return {nn.Linear: "its own", products.AsLoaded: "loaded", products.Float32: "float32"}[type(linear)]
+
+
+def test_auto_copies_weights_for_a_server_or_without_a_compiler(monkeypatch):
     network = make_network(SMALL, dtype=torch.float32)
     monkeypatch.setattr(prepare_module, "LEAST_PARAMETERS", 100)
-    assert network_for(network, "auto", 31)[0] is network
-    assert network_for(network, "auto", 32)[0] is not network
     assert network_for(make_network(SMALL), "auto", 1000)[1] == "weights: as loaded"
+    assert row_products.why_not_compiled() == ""
+    assert [kind_of(network, n) for n in (1, 31, 32, 1 << 20)] == ["loaded", "loaded", "loaded", "float32"]
+    monkeypatch.setattr(prepare_module, "MOST_BYTES", 1000)
+    assert kind_of(network, 1 << 20) == "loaded"
+    monkeypatch.undo()
+    monkeypatch.setattr(prepare_module, "LEAST_PARAMETERS", 100)
+    monkeypatch.setattr(row_products, "is_compiled", lambda: False)
+    assert [kind_of(network, n) for n in (31, 32)] == ["its own", "loaded"]
+    monkeypatch.setattr(row_products, "why_not_compiled", lambda: "there is no C++ compiler")
+    assert [kind_of(network, n) for n in (31, 32)] == ["its own", "float32"]
 
 
 @pytest.mark.parametrize(("word", "dtype"), [("int3", torch.float32), ("int8", torch.float64)])

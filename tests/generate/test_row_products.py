@@ -11,7 +11,7 @@ from drawing import make_network
 from pellucid.architecture import Architecture
 from pellucid.generate import GenerationError, packed_linear, row_products
 from pellucid.generate.pack_weights import pack_network
-from pellucid.generate.packed_linear import Int4, Int8
+from pellucid.generate.packed_linear import AsLoaded, Int4, Int8
 
 SMALL = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=1)
 
@@ -30,7 +30,7 @@ def test_there_is_a_compiler_here():
     assert row_products.why_not_compiled() == ""
 
 
-@pytest.mark.parametrize("product", [Int8, Int4])
+@pytest.mark.parametrize("product", [AsLoaded, Int8, Int4])
 @settings(max_examples=20)
 @given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 16))
 def test_a_row_has_the_same_numbers_alone_and_among_others_with_one_thread_and_with_two(product, n_out, n_in, n_rows):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pellucid.generate import row_products
 from pellucid.generate.pack_weights import PackedAttention
-from pellucid.generate.packed_linear import Float32, Int4, Int8
+from pellucid.generate.packed_linear import AsLoaded, Float32, Int4, Int8
 from pellucid.generate.readers import CachedReader, NextLogits, SequenceState, window_start
 from pellucid.model import Cache, Transformer
 from pellucid.model.attention import MultiHeadAttention
@@ -118,7 +118,7 @@ class Program:
 
     def product(self, linear: nn.Module, x: Tensor, y: Tensor, *, waits: bool = True) -> Tensor:
         """y = x W^T + b"""
-        if type(linear) in (nn.Linear, Unembed, AffineUnembed, Float32):
+        if type(linear) in (nn.Linear, Unembed, AffineUnembed, AsLoaded, Float32):
             weights, scales, number = cast(Tensor, linear.weight).detach(), None, 0
             if weights.dtype != torch.float32:
                 raise NotCompiledError("its matrices are of different types")
@@ -232,7 +232,7 @@ class Program:
                 or not isinstance(unembed.projection, Identity)
             ):
                 return False
-        elif not isinstance(unembed, Float32 | Int8 | Int4):
+        elif not isinstance(unembed, AsLoaded | Float32 | Int8 | Int4):
             return False
         x = self.norm(final_norm, self.x, self.vector("final_norm", len(self.x)))
         self.product(unembed, x, self.vector("logits", self.architecture.n_vocab))

@@ -21,13 +21,17 @@ from pellucid.model.attention import MultiHeadAttention
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.shapes import Encoded, NewKeys, Queries, Stream
 
-#: loaded: as they are; auto: float32 weights are packed where that saves time, others stay as loaded
+#: loaded: as they are; auto: float32 weights are read by compiled products where they lie, or packed where that saves
+#: time, and others stay as loaded
 Weights = Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8", "int4"]
 
-#: `auto` packs networks whose matrices do not fit into caches, for texts long enough to win back the time of packing
-#: (`python -m benchmarks.products` prints both for GPT-2 small; other sizes were not measured), if a copy fits into
-#: memory
-LEAST_PARAMETERS, LEAST_TOKENS, MOST_BYTES = 10_000_000, 32, 4 << 30
+#: `auto` changes products whose matrices do not fit into caches, for texts long enough to win back the time that it
+#: takes to pack them, or to compile products (`python -m benchmarks.products` prints how long packing takes for GPT-2
+#: small; other sizes were not measured)
+LEAST_PARAMETERS, LEAST_TOKENS = 10_000_000, 32
+#: where products are compiled, a copy is faster only for long prompts: `auto` packs for a server, which reads many, if
+#: the copy fits into memory
+TOKENS_OF_A_SERVER, MOST_BYTES = 100_000, 4 << 30
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,8 @@ class PackedNetwork:
 def pack_network(network: Transformer, weights: str) -> PackedNetwork:
     """A copy of a float32 network on the CPU whose matrix products are packed; it shares all other weights.
 
-    The embedding table is not packed, tied or not: only matrices that a step reads completely are. Raises
-    GenerationError for other formats, types and devices.
+    The embedding table is not packed, tied or not: only matrices that a step reads completely are. `loaded` copies no
+    matrix: compiled products read the network's own. Raises GenerationError for other formats, types and devices.
     """
     check(network, weights)
     shared = {id(t): t for t in (*network.parameters(), *network.buffers())}
@@ -58,7 +62,7 @@ def pack_network(network: Transformer, weights: str) -> PackedNetwork:
     with torch.inference_mode():
         for block_name, block in list(copied.named_modules()):
             for name, child in list(block.named_children()):
-                if isinstance(child, MultiHeadAttention) and not child.cross:
+                if isinstance(child, MultiHeadAttention) and not child.cross and weights != "loaded":
                     setattr(block, name, with_packed_qkv(child, weights, f"{block_name}.{name}", errors))
         for parent_name, parent in list(copied.named_modules()):
             if isinstance(parent, MultiHeadAttention):
@@ -114,7 +118,7 @@ def packed(weight: Tensor, bias: Tensor | None, weights: str, name: str, errors:
     """The packed product of a matrix; its rounding error is added to `errors`."""
     weight = weight.detach()
     product = PRODUCTS[weights](weight, None if bias is None else bias.detach())
-    if weights != "float32":
+    if weights not in ("loaded", "float32"):
         errors[name] = float((cast(Tensor, product.kept) - weight).norm() / weight.norm().clamp(min=1e-30))
     return product
 
@@ -136,7 +140,7 @@ def check(network: Transformer, weights: str) -> None:
 def sentence(weights: str, errors: dict[str, float]) -> str:
     """A line about the format, and the mean and the largest rounding error."""
     if not errors:
-        return "weights: float32, packed"
+        return "weights: as loaded, by compiled products" if weights == "loaded" else "weights: float32, packed"
     worst = max(errors, key=errors.__getitem__)
     why = row_products.why_not_compiled() if weights == "int8" else ""
     stored = f", stored in two bytes a weight ({why})" if why else ""
@@ -163,17 +167,23 @@ def network_for(network: Transformer, weights: str, n_tokens: int) -> tuple[Tran
     if weights not in get_args(Weights):
         raise GenerationError(f"weights = {weights!r}: choose one of {', '.join(get_args(Weights))}")
     if weights == "auto":
-        weights = "float32" if packing_pays(network, n_tokens) else "loaded"
-    if weights == "loaded":
+        weights = kind_for(network, n_tokens)
+    elif weights == "loaded":
+        weights = ""
+    if not weights:
         return network, "weights: as loaded"
     copied = packed_network(network, weights)
     return copied.network, copied.said
 
 
-def packing_pays(network: Transformer, n_tokens: int) -> bool:
-    """Whether packing float32 weights saves more time than it takes."""
-    weight = network.embed.token.weight
-    if weight.dtype != torch.float32 or weight.device.type != "cpu" or not available("float32"):
-        return False
-    n = sum(p.numel() for p in network.parameters())
-    return n_tokens >= LEAST_TOKENS and n >= LEAST_PARAMETERS and 4 * n <= MOST_BYTES
+def kind_for(network: Transformer, n_tokens: int) -> str:
+    """The kind of products with which `auto` generates about `n_tokens`, "" for the network's own."""
+    weight, n = network.embed.token.weight, sum(p.numel() for p in network.parameters())
+    if weight.dtype != torch.float32 or weight.device.type != "cpu" or n < LEAST_PARAMETERS:
+        return ""
+    many = n_tokens >= LEAST_TOKENS
+    compiled = (many or row_products.is_compiled()) and available("loaded")
+    packing_pays = n_tokens >= (TOKENS_OF_A_SERVER if compiled else LEAST_TOKENS)
+    if packing_pays and 4 * n <= MOST_BYTES and available("float32"):
+        return "float32"
+    return "loaded" if compiled else ""

@@ -19,8 +19,24 @@ Matrix = Float[Tensor, "n_out n_in"]
 Vector = Float[Tensor, " n_out"]
 
 
+class AsLoaded(nn.Module):
+    """W in float32 where it lies, without a copy: a few rows are multiplied by compiled code, more by PyTorch."""
+
+    #: with more rows PyTorch's product takes no longer (docs/log.md)
+    most_rows = 64
+
+    def __init__(self, weight: Matrix, bias: Vector | None):
+        super().__init__()
+        self.weight, self.bias = weight.contiguous(), bias
+
+    def forward(self, x: Inputs) -> Outputs:
+        if x.numel() <= self.most_rows * x.size(-1):
+            return row_products.multiply("float32", (self.weight,), self.bias, x, len(self.weight))
+        return F.linear(x, self.weight, self.bias)
+
+
 class Float32(nn.Module):
-    """W in float32, as it is for one row where products are compiled, and in the blocks that oneDNN's kernels read."""
+    """W in float32: as it is for a few rows where products are compiled, and a copy in the blocks that oneDNN reads."""
 
     def __init__(self, weight: Matrix, bias: Vector | None):
         super().__init__()
@@ -28,7 +44,7 @@ class Float32(nn.Module):
         self.weight = None if row_products.why_not_compiled() else weight.contiguous()
 
     def forward(self, x: Inputs) -> Outputs:
-        if self.weight is not None and x.numel() == x.size(-1):
+        if self.weight is not None and x.numel() <= row_products.MOST_ROWS * x.size(-1):
             return row_products.multiply("float32", (self.weight,), self.bias, x, len(self.weight))
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
@@ -175,7 +191,9 @@ def int8(weight: Matrix, bias: Vector | None) -> nn.Module:
     return Int8InHalves(weight, bias) if row_products.why_not_compiled() else Int8(weight, bias)
 
 
+#: `loaded` packs nothing
 PRODUCTS: dict[str, Callable[[Matrix, Vector | None], nn.Module]] = {
+    "loaded": AsLoaded,
     "float32": Float32,
     "float16": Float16,
     "bfloat16": BFloat16,
@@ -188,7 +206,7 @@ def why_unavailable(kind: str) -> str:
     """Why this machine does not compute a product of this kind, "" if it does."""
     if kind == "float32":
         return "" if torch.backends.mkldnn.is_available() else "this build of PyTorch has no oneDNN"
-    if kind == "int4" or (kind == "int8" and not row_products.why_not_compiled()):
+    if kind in ("loaded", "int4") or (kind == "int8" and not row_products.why_not_compiled()):
         return row_products.why_not_compiled()
     return "" if "fbgemm" in torch.backends.quantized.supported_engines else "this build of PyTorch has no fbgemm"
 

@@ -149,7 +149,7 @@ def stream_generate(
     taps           makes the tap of every call (`pellucid.lens.generation_trace`)
     weights        the number format of the matrices while generating: float32, float16, bfloat16 (sums in float32),
                    int8 with a scale for each output, or int4 with one for each 32 weights; loaded: unchanged; auto:
-                   unchanged, packed if that saves time.
+                   unchanged, and packed if that saves time and products cannot be compiled.
                    For float32 networks on the CPU (`pellucid.generate.pack_weights`)
     compile        whether further tokens of a single text are read by compiled code on the CPU: yes, no, or auto where
                    max_tokens are enough for it to pay. Logits agree to rounding (`pellucid.generate.compiled_step`)
