@@ -25,11 +25,13 @@ def compare_compiled(s: Subject, plan: ReadingPlan) -> tuple[list[Kind], float]:
 
     The bound is `TIMES` as much as the ordinary step in float32 is from that of the network's float64 copy.
     """
-    exact = read(s.exact, plan)
-    rounding = max(compare("logits", own, of).size for own, of in zip(read(s.network, plan), exact, strict=True))
+    exact = logits_alone(s.exact, plan)
+    rounding = max(
+        compare("logits", own, of).size for own, of in zip(logits_alone(s.network, plan), exact, strict=True)
+    )
     bound, kinds = max(LEAST, TIMES * rounding), []
     for kind, network in networks(s):
-        pairs = zip(read(network, plan, step_of(network)), read(network, plan), strict=True)
+        pairs = zip(logits_alone(network, plan, step_of(network)), logits_alone(network, plan), strict=True)
         differences = [replace(compare("logits", own, ordinary), tolerance=bound) for own, ordinary in pairs]
         first = next((d for d in differences if not d.small), None)
         kinds.append(Kind(kind, max(d.size for d in differences), first))
@@ -51,7 +53,7 @@ def step_of(network: Transformer) -> CompiledStep:
     return step
 
 
-def read(network: Transformer, plan: ReadingPlan, step: CompiledStep | None = None) -> list[Tensor]:
+def logits_alone(network: Transformer, plan: ReadingPlan, step: CompiledStep | None = None) -> list[Tensor]:
     """The logits [1, n_vocab] of each text of the plan by itself: of its prompt, and after each further token."""
     logits = []
     with evaluation_mode(network):
