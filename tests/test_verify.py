@@ -433,7 +433,7 @@ def test_the_report_fits_a_terminal_and_is_json():
         read = json.loads(report.to_json())
         assert read["holds"] == report.holds == (fault is None)
         assert [t["name"] for t in read["tensors"]] == [t.name for t in report.tensors]
-        assert len(read["checks"]) == 15
+        assert len(read["checks"]) == 16
 
 
 def test_the_command(tmp_path, capsys, monkeypatch):
