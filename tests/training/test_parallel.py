@@ -505,6 +505,21 @@ def test_tokens_new_to_the_vocabulary_are_trained_as_in_one_process(text, tmp_pa
 
 
 @pytest.mark.slow
+def test_tokens_that_adapters_add_are_not_divided_by_tensor(text, tmp_path):
+    base, source = train(text, tmp_path / "base", **DIVISIBLE, steps=1, n_ctx=160), write_conversations(tmp_path)
+    options = {"out": tmp_path / "run", "from_model": base}
+    options["fields"] = {"adapt.rank": 2, "device": "cpu", "steps": 1, "batch": 4, **laid_out((1, 1, 2))}
+
+    def do(rank: int) -> None:
+        message = "0" if rank else r"parallel\.tensor does not divide tokens that adapters add: give parallel\.shard"
+        with pytest.raises(SystemExit if rank else RecipeError, match=message):
+            pellucid.train(source, **options)
+
+    together(2, do)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [(1, 2, 1), (1, 1, 2)])
 def test_logits_in_chunks_are_those_of_one_process(text, tmp_path, monkeypatch, layout):
     """A tied readout, whose weights are used outside of the network's forward pass."""

@@ -121,6 +121,8 @@ def held_and_planned(
         ((1, 1, 1), {"dropout": 0.2}),
         ((1, 2, 1), {"dropout": 0.2}),
         ((1, 1, 4), {}),
+        ((4, 1, 1), {}),
+        ((1, 4, 1), {"recompute": "yes"}),
         ((1, 2, 2), {"recompute": "yes"}),
         ((1, 2, 1), ROUNDED | {"accumulate": 2, "batch": 2}),
     ],

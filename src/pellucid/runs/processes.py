@@ -32,7 +32,7 @@ class Processes:
     def arrange(self, recipe: Any) -> None:
         """Take the layout of the recipe; RecipeError where the model or the batch cannot be divided by it."""
 
-    def check_sizes(self, architecture: Any, has_vocabulary: bool) -> None:
+    def check_sizes(self, architecture: Any, has_vocabulary: bool, new_ids: Sequence[int] = ()) -> None:
         """RecipeError where sizes of the model cannot be divided by the layout; the vocabulary may not be known yet."""
 
     @property

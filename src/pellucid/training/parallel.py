@@ -105,11 +105,11 @@ class Cluster(Processes):
                 f"train.balance = {t.balance} is computed of each pass, whose rows {self.n_shares} processes divide, "
                 "so that the losses would depend on their number: set it to 0, or train in one process"
             )
-        if recipe.new_ids and layout.tensor > 1:
-            raise RecipeError("parallel.tensor does not divide tokens that adapters add: give parallel.shard instead")
 
-    def check_sizes(self, architecture: Architecture, has_vocabulary: bool) -> None:
+    def check_sizes(self, architecture: Architecture, has_vocabulary: bool, new_ids: Sequence[int] = ()) -> None:
         check_divides(architecture, self.layout.tensor, has_vocabulary)
+        if new_ids and self.layout.tensor > 1:
+            raise RecipeError("parallel.tensor does not divide tokens that adapters add: give parallel.shard instead")
 
     def lay_out(self, trainable: TransformerTrainable) -> None:
         dist.barrier(self.patient_group)  # one process may have had more to read

@@ -184,7 +184,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
             layout = ", ".join(f"parallel.{name} = {n}" for name, n in self.recipe.parallel.sizes.items())
             reporter.start([f"processes: {self.processes.n} ({layout})"])
         if run_dir or self.choose_sizes is None:
-            self.processes.check_sizes(self.recipe.model, has_vocabulary=run_dir is not None)
+            self.processes.check_sizes(self.recipe.model, run_dir is not None, self.recipe.new_ids)
         known = load_tokenizer(run_dir) if run_dir else self.known_tokenizer
         template = read_chat_template(run_dir) if run_dir else self.chat_template
         sizes = None if run_dir else self.choose_sizes
@@ -197,7 +197,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
         asked = self.recipe.train
         shares = self.processes.n_shares
         opened = self.recipe = fit_to_input(self.recipe, self.tokens, self.tokenizer, device, shares)
-        self.processes.check_sizes(opened.model, has_vocabulary=True)
+        self.processes.check_sizes(opened.model, has_vocabulary=True, new_ids=opened.new_ids)
         if self.weights is not None and self.recipe.new_ids:
             self.weights = WithNewRows(self.weights, self.recipe.model.n_vocab, self.recipe.new_ids)
         with interruption.phase("planning memory"):
