@@ -221,8 +221,9 @@ def test_the_command_starts_its_processes_and_gives_their_exit_code(text, tmp_pa
     assert "train.batch = 3 rows cannot be divided" in capfd.readouterr().err
 
 
-#: a vocabulary that two and four processes divide; windows too
-DIVISIBLE = {"tokenizer": "bpe", "vocabulary": 260, "n_heads": 4}
+#: a vocabulary that two and four processes divide; windows too. A pass a step: accumulated ones are divided in
+#: test_logits_in_chunks_are_those_of_one_process and by every layout that leaves layers whole
+DIVISIBLE = {"tokenizer": "bpe", "vocabulary": 260, "n_heads": 4, "accumulate": 1}
 
 
 @pytest.mark.parametrize(
@@ -300,7 +301,7 @@ DIVIDED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", DIVIDED.values(), ids=DIVIDED)
 def test_every_part_of_an_architecture_is_divided(text, tmp_path, fields):
-    fields = {**DIVISIBLE, "optimizer": "adamw", "steps": 6, "accumulate": 1, "evaluate_every": 3, **fields}
+    fields = {**DIVISIBLE, "optimizer": "adamw", "steps": 6, "evaluate_every": 3, **fields}
     plain = train(text, tmp_path / "one", **fields)
     run = train(text, tmp_path / "run", 2, **fields, **laid_out((1, 1, 2)))
     assert_equal_losses(run, plain, TOLERANCE["adamw"])
@@ -356,7 +357,7 @@ def test_every_layout_takes_the_steps_of_one_process(text, tmp_path, plain_runs,
 @pytest.mark.parametrize("layout", [(1, 2, 1), (1, 1, 2)])
 def test_blocks_compiled_one_by_one_take_the_same_steps(text, tmp_path, layout):
     """Each block is a graph of its own, and all draw their dropout with the same code."""
-    fields = {**DIVISIBLE, "optimizer": "adamw", "steps": 6, "accumulate": 1, "evaluate_every": 3}
+    fields = {**DIVISIBLE, "optimizer": "adamw", "steps": 6, "evaluate_every": 3}
     plain = train(text, tmp_path / "one", **fields)
     run = train(text, tmp_path / "run", 2, **{**fields, "compile": "yes"}, **laid_out(layout))
     assert_equal_losses(run, plain, TOLERANCE["adamw"])
@@ -525,7 +526,7 @@ def test_logits_in_chunks_are_those_of_one_process(text, tmp_path, monkeypatch, 
     """A tied readout, whose weights are used outside of the network's forward pass."""
     monkeypatch.setattr(objectives, "MANY_LOGITS", 1)
     monkeypatch.setattr(objectives, "CHUNK", 1000)
-    fields = {**DIVISIBLE, "optimizer": "adamw", "unembed": "tied", "steps": 6, "evaluate_every": 3}
+    fields = {**DIVISIBLE, "optimizer": "adamw", "unembed": "tied", "steps": 6, "accumulate": 2, "evaluate_every": 3}
     plain = train(text, tmp_path / "one", **fields)
     run = train(text, tmp_path / "run", 2, **fields, **laid_out(layout))
     assert_equal_losses(run, plain, TOLERANCE["adamw"])
