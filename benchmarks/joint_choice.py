@@ -1,12 +1,13 @@
-"""Whether a run's choice of precision, attention and compilation is near the best of all combinations.
+"""Whether a run's choice of precision, attention, compilation and passes is near the best of all combinations.
 
     python -m benchmarks.joint_choice --shapes small --rounds 20
 
 Each shape is a run of `--steps` steps on tiny Shakespeare whose options are open. It chooses as every run does, by
 timing its own steps, with nothing remembered of earlier ones. Then all combinations are timed in turn for many more
-rounds, compiled ones too. The table has their milliseconds a step (median and quartiles), how much longer than the
-fastest each takes, and the seconds of the whole run: all steps, and compiling, which a run that chooses it has to win
-back. The goal is that the run with its choice takes at most 5 % longer than with the best.
+rounds, compiled ones too, with every number of passes that a run compares. The table has their milliseconds a step
+(median and quartiles), how much longer than the fastest each takes, and the seconds of the whole run: all steps, and
+compiling, which a run that chooses it has to win back (with --compiled-in it is found on disk). The goal is that the
+run with its choice takes at most 5 % longer than with the best.
 """
 
 import argparse
@@ -25,7 +26,9 @@ from pellucid.runs.options import with_train
 from pellucid.runs.reporter import QuietReporter
 from pellucid.text import bundled
 from pellucid.training.autotune import Combination, combinations
+from pellucid.training.memory import passes_that_fit
 from pellucid.training.recipe import make_recipe
+from pellucid.training.resolve_recipe import resolve_batch
 from pellucid.training.trainable import TransformerStepTimer, TransformerTrainable
 
 #: fields of the preset small
@@ -43,13 +46,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000, help="of the run that chooses")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--no-compile", action="store_true", help="only combinations that are not compiled")
+    parser.add_argument("--few-compiled", action="store_true", help="compile the chosen number of passes alone")
+    parser.add_argument("--compiled-in", type=Path, help="a folder in which an earlier call kept what it compiled")
     o = parser.parse_args()
     for line in header(torch.device("cpu")):
         print(line)
     for shape in o.shapes:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["PELLUCID_CACHE"] = folder  # nothing is remembered, and nothing was compiled before
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "compiled")
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(o.compiled_in or Path(folder) / "compiled")
             measure(shape, o)
 
 
@@ -65,12 +70,15 @@ def measure(shape: str, o: argparse.Namespace) -> None:
         chosen_in = time.perf_counter() - began
         print(f"{shape}, a run of {o.steps:,} steps, prepared in {chosen_in:.1f} s")
         print(*(f"  {line}" for line in lines if line.startswith("step: ")), sep="\n")
-        t = trainable.recipe.train
-        chosen = Combination(t.precision, "explicit" if t.attention == "explicit" else "fused", t.compile == "yes")
-
-        opened = with_train(trainable.recipe, precision="auto", attention="auto")
-        eager = combinations(opened, trainable.device)[0]
-        every = [*eager, *([] if o.no_compile else [replace(c, compiled=True) for c in eager])]
+        t, device = trainable.recipe.train, trainable.device
+        open_fields = {"precision": "auto", "attention": "auto", "batch": t.batch * t.accumulate, "accumulate": 0}
+        opened = resolve_batch(with_train(trainable.recipe, **open_fields), device)
+        passes = passes_that_fit(opened, device)
+        attention = "explicit" if t.attention == "explicit" else "fused"
+        chosen = Combination(t.precision, attention, t.compile == "yes", t.accumulate)
+        eager = [replace(c, passes=n) for c in combinations(opened, device)[0] for n in passes]
+        taken_compiled = [c for c in eager if c.passes == t.accumulate or not o.few_compiled]
+        every = [*eager, *([] if o.no_compile else [replace(c, compiled=True) for c in taken_compiled])]
         timer = TransformerStepTimer(trainable, interruption)
         steps = dict(zip(every, timer.steps([c.applied(opened) for c in every]), strict=True))
         first = {c: seconds(step)() for c, step in steps.items()}

@@ -58,6 +58,7 @@ class Cell:
     dropout: float = 0.0
     ngrams: int = 5
     steps: int = 0
+    seed: int = 1337
 
     @property
     def key(self) -> str:
@@ -84,6 +85,7 @@ class Cell:
             "model.attention.n_heads": max(1, self.d_model // sizing.HEAD),
             "model.ngrams": tuple(range(2, self.ngrams + 1)),
             "train.batch": self.batch,
+            "train.seed": self.seed,
         }
         return made | ({"model.dropout": self.dropout} if self.dropout else {})
 

@@ -273,7 +273,6 @@ def test_the_largest_batch_fits_and_one_more_does_not(fields, room):
 
 def test_a_plan_of_a_preset_an_architecture_and_a_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(planning.resolve, "resolve_attention", lambda r, device: ("fused", ""))  # it is measured
     monkeypatch.setattr(planning, "largest_batch", lambda r, room: 7)
     a = recipe().model
     (tmp_path / "a.json").write_text(json.dumps(a.to_dict()))

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,10 +12,13 @@ from tiny import FIELDS, assert_same_tensors, resume, start, tensors
 
 from pellucid.runs import measure
 from pellucid.runs.measure import fastest_seconds
+from pellucid.runs.options import with_train
 from pellucid.runs.pace import Pace
 from pellucid.training import autotune as module
+from pellucid.training import memory, trainable
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training.autotune import Combination, Tuner, autotune, combinations, default_of, recall
+from pellucid.training.memory import training_memory
 from pellucid.training.recipe import make_recipe
 
 CPU = torch.device("cpu")
@@ -28,22 +32,29 @@ def combination_of(recipe) -> Combination:
 
 
 class Clock:
-    """A machine whose steps take the seconds that a table says, and whose clock shows nothing else."""
+    """A machine whose steps take the seconds that a table says, and whose clock shows nothing else.
+
+    A step of the table has as many passes as it says, or any number where it says none.
+    """
 
     compiles, shares, divides = True, 1, False
 
     def __init__(self, patch: pytest.MonkeyPatch, seconds: dict[Combination, float], compiling: float = 30.0):
         self.now, self.seconds, self.compiling = 0.0, seconds, compiling
+        self.has_passes = any(c.passes for c in seconds)
         self.taken: list[Combination] = []
         self.compiled: set[Combination] = set()
         self.measured = 0
         for name in ("perf_counter", "monotonic"):
             patch.setattr(time, name, lambda: self.now)
 
+    def combination_of(self, recipe):
+        return replace(combination_of(recipe), passes=recipe.train.accumulate if self.has_passes else 0)
+
     def measure(self, recipe, budget):
         self.measured += 1
-        self.now += 2 * self.seconds[combination_of(recipe)]
-        return self.seconds[combination_of(recipe)]
+        self.now += 2 * self.seconds[self.combination_of(recipe)]
+        return self.seconds[self.combination_of(recipe)]
 
     def networks(self):
         return [(1, lambda: None)]
@@ -59,7 +70,7 @@ class Clock:
 
             return take
 
-        return [step_of(combination_of(recipe)) for recipe in recipes]
+        return [step_of(self.combination_of(recipe)) for recipe in recipes]
 
 
 @pytest.fixture(autouse=True)
@@ -233,7 +244,129 @@ def test_combinations_are_those_that_the_device_and_the_recipe_allow(monkeypatch
     assert {c.precision for c in combinations(recipe_of(), CPU)[0]} == {"float32"}
 
 
+# Passes -----------------------------------------------------------------------------------------
+
+PASSES = (1, 2, 4)
+
+
+def seconds_by_passes(best: Combination) -> dict[Combination, float]:
+    """A tenth of a second for one combination; the best number of passes is another one for the other combinations."""
+    other = next(n for n in PASSES if n != best.passes)
+    times = {replace(c, passes=n): 0.12 if n == other else 0.15 for c in ALL for n in PASSES}
+    return times | {best: 0.1}
+
+
+@pytest.mark.parametrize("passes", PASSES)
+@pytest.mark.parametrize("best", [ALL[0], ALL[2], ALL[4]], ids=str)
+def test_passes_are_chosen_together_with_the_rest(best, passes, monkeypatch):
+    best = replace(best, passes=passes)
+    clock = Clock(monkeypatch, seconds_by_passes(best))
+    # what the other kernels are best with would be taken if the passes were chosen after the rest, or before it
+    made = recipe_of(steps=100_000)
+    chosen, lines = autotune(made, 1000, CPU, clock, passes=PASSES)
+    assert clock.combination_of(chosen) == best
+    assert chosen.train.batch * chosen.train.accumulate == made.train.batch * made.train.accumulate == 4
+    [line] = [line for line in lines if line.startswith("step: ")]
+    words = str(best)
+    assert f"{passes} pass" in words
+    assert line.startswith(f"step: {words}; timed, ms a step: {words} 100, ")
+    assert {replace(c, compiled=False) for c in clock.taken} == {c for c in clock.seconds if not c.compiled}
+
+
+def test_of_each_kernel_only_the_best_number_of_passes_is_compiled(monkeypatch):
+    best = Combination("bfloat16", "fused", True, 4)
+    clock = Clock(monkeypatch, {replace(c, passes=n): 0.2 - 0.01 * n for c in ALL for n in PASSES} | {best: 0.1})
+    chosen, _ = autotune(recipe_of(steps=100_000), 1000, CPU, clock, passes=PASSES)
+    assert clock.combination_of(chosen) == best
+    assert clock.compiled == {replace(c, passes=4) for c in ALL if c.compiled}
+
+
+def test_where_time_is_short_the_passes_stay_those_of_the_rule(monkeypatch):
+    """2 % of 1,000 steps pay for three steps of each of four combinations, and not of twelve."""
+    clock = Clock(monkeypatch, seconds_by_passes(Combination("float32", "explicit", False, 4)))
+    chosen, _ = autotune(recipe_of(steps=1000, compile="no"), 1000, CPU, clock, passes=PASSES)
+    assert {c.passes for c in clock.taken} == {2} == {chosen.train.accumulate}
+    assert len(set(clock.taken)) == 4
+    # a longer run of the same shape times all of them, and a short one after it has what was remembered
+    longer = Clock(monkeypatch, clock.seconds)
+    autotune(recipe_of(steps=100_000, compile="no"), 1000, CPU, longer, passes=PASSES)
+    assert len(set(longer.taken)) == 12
+    again = Clock(monkeypatch, clock.seconds)
+    chosen, _ = autotune(recipe_of(steps=1000, compile="no"), 1000, CPU, again, passes=PASSES)
+    assert not again.taken
+    assert again.combination_of(chosen) == Combination("float32", "explicit", False, 4)
+
+
+@settings(max_examples=200)
+@given(
+    st.integers(1, 64), st.integers(1, 16), st.sampled_from([16, 128, 1024]), st.sampled_from([1, 2, 4]), st.booleans()
+)
+def test_possible_passes_divide_the_same_step(batch, accumulate, n_ctx, shares, is_on_cpu):
+    batch *= shares
+    recipe = make_recipe(("text",), None, FIELDS | {"batch": batch, "accumulate": accumulate, "n_ctx": n_ctx})
+    found = resolve.possible_passes(recipe, CPU if is_on_cpu else torch.device("meta"), shares)
+    assert accumulate in found
+    assert list(found) == sorted(set(found))
+    assert len(found) <= (3 if is_on_cpu else 1)
+    rows = batch * accumulate
+    for passes in found:
+        assert rows % passes == 0
+        assert rows // passes % shares == 0
+        if passes > accumulate:
+            assert rows // passes // shares * n_ctx >= resolve.SMALLEST_PASS
+    if is_on_cpu and accumulate > 1:
+        assert found[0] < accumulate  # one pass divides every step
+
+
+def test_passes_are_not_compared_where_they_change_the_loss():
+    fields = FIELDS | {"mlp.experts": 4, "mlp.experts_per_token": 2}
+    assert resolve.possible_passes(make_recipe(("text",), None, fields | {"balance": 0.01}), CPU) == (2,)
+    assert resolve.possible_passes(make_recipe(("text",), None, fields | {"balance": 0.0}), CPU) == (1, 2)
+
+
+def test_passes_that_do_not_fit_into_memory_are_not_compared(monkeypatch):
+    made = recipe_of(batch=2, accumulate=4)
+    assert memory.passes_that_fit(made, CPU) == (2, 4)
+    need = [training_memory(with_train(made, batch=n)).peak for n in (2, 4)]
+    monkeypatch.setattr(memory, "memory_bytes", lambda device: sum(need) / 2)
+    assert memory.passes_that_fit(made, CPU) == (4,)
+
+
 # Runs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("asked", "compared"), [(0, (1, 2)), (1, ())])
+def test_a_run_compares_passes_that_are_left_open(asked, compared, text, tmp_path, monkeypatch):
+    heard, real = [], trainable.autotune
+
+    def watched(*given, **named):
+        heard.append(given[-1])
+        return real(*given, **named)
+
+    monkeypatch.setattr(trainable, "autotune", watched)
+    start(text, tmp_path / "run", batch=128, accumulate=asked, steps=1)
+    assert heard == [compared]
+
+
+def test_a_run_of_chosen_passes_is_the_one_that_was_told_them(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(Tuner, "budget", lambda self, seconds: 1e3)
+    monkeypatch.setattr(module, "ENOUGH", 0.0)
+    monkeypatch.setattr(module, "compile_pays", lambda *given: (False, "compiled: no"))
+    heard, real = [], module.fastest_seconds
+
+    def watched(steps, *given):
+        found = real(steps, *given)
+        heard.extend(found)
+        return {c: 2.0 - (c == Combination("float32", "explicit", False, 2)) for c in found}
+
+    monkeypatch.setattr(module, "fastest_seconds", watched)
+    options = {"steps": 20, "evaluate_every": 20, "dropout": 0.1, "dropout.pattern": 0.0}
+    timed = start(text, tmp_path / "timed", **options | OPEN | {"batch": 128, "accumulate": 0}).path
+    assert len(heard) == 8
+    told = start(text, tmp_path / "told", **options | {"batch": 64, "accumulate": 2, "attention": "explicit"}).path
+    assert_same_tensors(tensors(timed, 20), tensors(told, 20))
+    written = json.loads((timed / "recipe.json").read_bytes())["train"]
+    assert (written["batch"], written["accumulate"]) == (64, 2)
 
 
 def test_timing_changes_no_weight_and_no_random_number(text, tmp_path, monkeypatch):

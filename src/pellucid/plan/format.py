@@ -96,10 +96,11 @@ def _when(plan: Plan) -> str:
 
 def _time(plan: Plan) -> list[str]:
     if plan.speed is None:
-        return []
+        return list(plan.step_lines)
     s = plan.speed
     share = s.share(plan.flops.training)
     return [
+        *plan.step_lines,
         f"here: {s.tokens_per_second:,.0f} tokens/s in training, {s.seconds * 1e3:,.0f} ms a step ({s.how}); "
         f"{plan.tokens:,} tokens take {duration(plan.tokens / s.tokens_per_second)}",
         f"  {share:.0%} of what large products reach here: {scaled(plan.flops.training)} FLOPs per token x "

@@ -25,12 +25,13 @@ from pellucid.plan.accelerators import (
 from pellucid.plan.flops import Flops, flops, written
 from pellucid.plan.processes import ProcessPlan, fastest, layout_of, plan_processes
 from pellucid.plan.speed import StepSpeed, training_speed
+from pellucid.plan.step_choice import choose_step
 from pellucid.presets import preset, with_vocabulary
 from pellucid.runs.device import memory_bytes, resolve_device
 from pellucid.runs.options import with_train
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training.load import read_recipe
-from pellucid.training.memory import Memory, first_in_chunks, training_memory
+from pellucid.training.memory import Memory, first_in_chunks, passes_that_fit, training_memory
 from pellucid.training.recipe import MASK_OBJECTIVE, Recipe
 
 #: the largest batch that is tried
@@ -55,7 +56,10 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Plan:
-    """The size, memory and time of a run, in bytes, FLOPs and seconds."""
+    """The size, memory and time of a run, in bytes, FLOPs and seconds.
+
+    `step_lines` say how a step is computed and why, as the lines of a run do.
+    """
 
     name: str
     recipe: Recipe
@@ -67,6 +71,7 @@ class Plan:
     device_memory: float
     largest_batch: int
     speed: StepSpeed | None = None
+    step_lines: tuple[str, ...] = ()
     elsewhere: list[Elsewhere] = field(default_factory=list)
     changes: list[tuple[str, float]] = field(default_factory=list)
     on_processes: list[ProcessPlan] = field(default_factory=list)
@@ -105,7 +110,8 @@ def make_plan(
     tokens        number of training tokens; unless given, the run's, or 20 for each parameter
     processes     plan for this many, which `batch` rows are divided among (default: one row for each)
     replicate, shard, tensor   their layout (`layout_of`); with `search`, all layouts that fit are tried instead
-    measure       time steps for a few seconds on this machine
+    measure       time steps for a few seconds on this machine; how a step is computed is then chosen by the function
+                  that a run uses, which remembers what it timed: a run of this shape on this machine chooses alike
     progress      called as progress(stage, done, total), with 0 and 0 where the total is unknown
 
     Raises PlanError, ArchitectureError or RecipeError for a name or file that does not exist.
@@ -121,21 +127,25 @@ def make_plan(
     recipe = replace(recipe, model=model if vocabulary is None else with_vocabulary(model, vocabulary))
     here = resolve_device(recipe.train.device if device == "auto" else device)
     on_processes = _on_processes(recipe, others, batch, precision, processes, (replicate, shard, tensor), search)
-    recipe = _resolved(recipe, here, None if on_processes else batch, precision, measure)
-    parameters = count_parameters(recipe.model)
-    memory, room = training_memory(recipe), float(memory_bytes(here))
-    known = recipe.n_steps * recipe.tokens_per_step
+    parameters, room = count_parameters(recipe.model), float(memory_bytes(here))
+    asked, recipe = recipe, _with_batch(recipe, here, None if on_processes else batch, precision)
+    n_tokens = tokens or recipe.n_steps * recipe.tokens_per_step or TOKENS_PER_PARAMETER * parameters["total"]
+    passes = () if batch or asked.train.accumulate else passes_that_fit(recipe, here)
+    choice = choose_step(recipe, here, n_tokens, passes, USABLE * room, measure=measure)
+    recipe = choice.combination.applied(recipe)
+    memory = training_memory(recipe)
     made = Plan(
         name=name,
         recipe=recipe,
         parameters={part: n for part, n in parameters.items() if n},
         flops=flops(recipe.model),
         memory=memory,
-        tokens=tokens or known or TOKENS_PER_PARAMETER * parameters["total"],
+        tokens=n_tokens,
         device=str(here),
         device_memory=room,
         largest_batch=largest_batch(recipe, USABLE * room),
         speed=training_speed(recipe, here, memory=USABLE * room) if measure else None,
+        step_lines=tuple(choice.lines),
         elsewhere=[_elsewhere(recipe, other, precision) for other in others],
         on_processes=on_processes,
     )
@@ -165,16 +175,12 @@ def default_recipe(a: Architecture) -> Recipe:
     return with_train(Recipe(inputs=(), model=a), objective=objective)
 
 
-def _resolved(recipe: Recipe, device: torch.device, batch: int | None, precision: str | None, measure: bool) -> Recipe:
-    """Batch, precision and attention as a run would choose them; attention that is not measured is fused."""
-    recipe = with_train(recipe, precision=precision or recipe.train.precision)
+def _with_batch(recipe: Recipe, device: torch.device, batch: int | None, precision: str | None) -> Recipe:
+    """The recipe with the precision that was asked for, and its batch and passes as a run would begin with them."""
+    recipe = with_train(recipe, precision=precision or recipe.train.precision, device=str(device))
     if batch:
         recipe = with_train(recipe, batch=batch, accumulate=recipe.train.accumulate or 1)
-    recipe = resolve.resolve_batch(with_train(recipe, device=str(device)), device)
-    recipe = with_train(recipe, precision=resolve.resolve_precision(recipe, device)[0])
-    if not measure and recipe.train.attention == "auto":
-        return with_train(recipe, attention="fused")
-    return with_train(recipe, attention=resolve.resolve_attention(recipe, device)[0])
+    return resolve.resolve_batch(recipe, device)
 
 
 def _elsewhere(recipe: Recipe, other: Accelerator, precision: str | None) -> Elsewhere:
@@ -315,7 +321,10 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "architecture": plan.recipe.model.to_dict(),
         "opens_in": opens_in(plan.recipe.model).removeprefix("opens in: "),
         "batch": plan.recipe.train.batch,
+        "accumulate": plan.recipe.train.accumulate,
         "precision": plan.recipe.train.precision,
+        "attention": plan.recipe.train.attention,
+        "compile": plan.recipe.train.compile,
         "parameters": plan.parameters,
         "active_parameters": count_active_parameters(plan.recipe.model),
         "flops_per_token": {
@@ -334,6 +343,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "device_bytes": plan.device_memory,
         "fits": plan.fits,
         "largest_batch": plan.largest_batch,
+        "step": list(plan.step_lines),
         "speed": None if plan.speed is None else vars(plan.speed),
         "elsewhere": [
             {

@@ -6,7 +6,7 @@ so shallow networks are timed and extrapolated, and deep ones need not be built.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,9 +16,9 @@ from pellucid.model.lora import adapt
 from pellucid.model.weights import initialise
 from pellucid.parameter_counts import count_parameters
 from pellucid.plan.flops import flops
-from pellucid.runs.optimizer import make_optimizer
+from pellucid.runs.optimizer import Optimizer, make_optimizer
 from pellucid.runs.options import with_train
-from pellucid.training.build import choose_paths, n_logits
+from pellucid.training.build import choose_kernel, choose_paths, n_logits
 from pellucid.training.objectives import MicroBatch, autocast
 from pellucid.training.recipe import Recipe
 from pellucid.training.resolve_recipe import resolve_batch
@@ -39,6 +39,11 @@ class StepSpeed:
     tokens_per_second: float
     peak: float
     how: str
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether no step was taken."""
+        return self.how.startswith("estimated")
 
     def share(self, flops_per_token: float) -> float:
         """The share of the best FLOP/s: FLOPs per token x tokens per second / FLOP/s of a large product."""
@@ -68,25 +73,39 @@ def training_speed(
     """
     began = time.perf_counter()
     peak = product_speed(device, recipe.train.precision)
-    n, tokens = recipe.model.n_layers, recipe.tokens_per_step
-    depths = (n,) if n <= DEEP else (SHALLOW, DEEP)
-    at_least = [tokens * flops(_cut(recipe, depth).model).training / peak for depth in depths]
-    weights = 16.0 * sum(count_parameters(_cut(recipe, depth).model)["total"] for depth in depths)
-    least = 0 if len(depths) == 1 else 1  # a line through two times needs them warm
+    n, tokens, networks = recipe.model.n_layers, recipe.tokens_per_step, shallow_networks(recipe)
+    at_least = [tokens * flops(few.model).training / peak for _, few in networks]
+    weights = 16.0 * sum(count_parameters(few.model)["total"] for _, few in networks)
+    least = 0 if len(networks) == 1 else 1  # a line through two times needs them warm
     if (1 + least) * sum(at_least) / ASSUMED_SHARE > budget or weights > memory:
         seconds = tokens * flops(recipe.model).training / peak / ASSUMED_SHARE
         how = f"estimated: {ASSUMED_SHARE:.0%} of the speed of a {CUBE}-cube product, because it is too large to time"
         return StepSpeed(seconds, tokens / seconds, peak, how)
-    steps = [stepper(_cut(recipe, depth), device) for depth in depths]
-    times = in_turn(steps, began + budget - time.perf_counter(), least=least)
-    seconds = times[0] if n <= DEEP else times[0] + (n - SHALLOW) / (DEEP - SHALLOW) * (times[1] - times[0])
+    taken = in_turn([stepper(few, device) for _, few in networks], began + budget - time.perf_counter(), least=least)
+    seconds = sum(times * each for (times, _), each in zip(networks, taken, strict=True))
     of = f"{n} layers" if n <= DEEP else f"networks of {SHALLOW} and {DEEP} layers"
     return StepSpeed(seconds, tokens / seconds, peak, f"measured for a few seconds, by {of}")
 
 
+def shallow_networks(recipe: Recipe) -> list[tuple[float, Recipe]]:
+    """Recipes of at most DEEP layers, and how many times the step of each counts: the sum is the recipe's step."""
+    n = recipe.model.n_layers
+    if n <= DEEP:
+        return [(1.0, _cut(recipe, n))]
+    share = (n - SHALLOW) / (DEEP - SHALLOW)
+    return [(1.0 - share, _cut(recipe, SHALLOW)), (share, _cut(recipe, DEEP))]
+
+
 def stepper(recipe: Recipe, device: torch.device) -> Callable[[], None]:
     """A function that takes one training step on random tokens and waits for it."""
-    recipe = resolve_batch(recipe, device)
+    return steppers([recipe], device)[0]
+
+
+def steppers(recipes: Sequence[Recipe], device: torch.device) -> list[Callable[[], None]]:
+    """The same for each recipe, with one network and one optimiser for all of them: the recipes differ only in how a
+    step is computed.
+    """
+    recipe = recipes[0]
     network = Transformer(recipe.model)
     initialise(network, recipe.train.seed, recipe.train.init_std)
     if recipe.adapt.rank:
@@ -94,11 +113,17 @@ def stepper(recipe: Recipe, device: torch.device) -> Callable[[], None]:
     choose_paths(network, recipe)
     network.to(device).train()
     optimizer = make_optimizer(recipe, network)
+    return [_step_of(resolve_batch(recipe, device), network, optimizer, device) for recipe in recipes]
+
+
+def _step_of(recipe: Recipe, network: Transformer, optimizer: Optimizer, device: torch.device) -> Callable[[], None]:
     loss = autocast(network, device, recipe.train.precision, n_logits(recipe))
     good, batch_data = torch.zeros((), dtype=torch.bool, device=device), random_pass(recipe, device)
     parameters = list(network.parameters())
 
     def step() -> None:
+        choose_kernel(network, recipe)
+        optimizer.set_precision(recipe.train.precision)
         optimizer.zero_grad()
         for _ in range(recipe.train.accumulate):
             (loss(batch_data) / batch_data.targets.numel()).backward()

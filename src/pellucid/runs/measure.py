@@ -87,7 +87,7 @@ def measure_step(trainable: Trainable[Any], poll: Callable[[], object] = lambda:
     return extrapolated(timed)
 
 
-def extrapolated(timed: Sequence[tuple[int, float]]) -> float:
+def extrapolated(timed: Sequence[tuple[float, float]]) -> float:
     """Seconds of a step, where each network that was timed counts so many times (`Trainable.networks_to_time`).
 
     A step takes at least as long as the slowest of them, which are parts of it, however much other work disturbed.

@@ -1,4 +1,5 @@
-"""Chooses precision, attention and compilation of a run together: what is left open is timed on the run's own steps.
+"""Chooses precision, attention, compilation and the passes of a step together: what is left open is timed on the run's
+own steps.
 
 Timing takes a few seconds of a run that is long enough to win them back, and is remembered for the machine and the
 shape. What was chosen stands in recipe.json, so that a resumed run keeps it.
@@ -48,19 +49,28 @@ SHAPE = ("batch", "accumulate", "objective", "optimizer", "clip", "balance", "re
 
 @dataclass(frozen=True)
 class Combination:
-    """How a step is computed."""
+    """How a step is computed; `passes` is how many it is divided into, 0 where that is not open."""
 
     precision: str
     attention: KernelName
     compiled: bool = False
+    passes: int = 0
 
     def __str__(self) -> str:
-        return f"{self.precision}, {self.attention} attention" + (", compiled" if self.compiled else "")
+        passes = f", {self.passes:,} {'pass' if self.passes == 1 else 'passes'}" if self.passes else ""
+        return f"{self.precision}, {self.attention} attention{passes}" + (", compiled" if self.compiled else "")
 
     def applied(self, recipe: Recipe) -> Recipe:
-        """The recipe with this combination."""
+        """The recipe with this combination; its step has the same rows."""
+        t = recipe.train
+        passes = self.passes or t.accumulate
         return with_train(
-            recipe, precision=self.precision, attention=self.attention, compile="yes" if self.compiled else "no"
+            recipe,
+            precision=self.precision,
+            attention=self.attention,
+            compile="yes" if self.compiled else "no",
+            batch=t.batch * t.accumulate // passes if self.passes else t.batch,
+            accumulate=passes,
         )
 
 
@@ -78,7 +88,7 @@ class StepTimer(Protocol):
         """Seconds of a step that is not compiled, measured in about `budget` seconds, however large the step is."""
         ...
 
-    def networks(self) -> Sequence[tuple[int, Callable[[], object]]]:
+    def networks(self) -> Sequence[tuple[float, Callable[[], object]]]:
         """What is compared: how many times each network counts in a step, and what makes it."""
         ...
 
@@ -134,16 +144,18 @@ def autotune(
     timer: StepTimer,
     poll: Callable[[], object] = lambda: None,
     pace: Pace | None = None,
+    passes: Sequence[int] = (),
 ) -> tuple[Recipe, list[str]]:
-    """Choose precision, attention, compilation, number of steps and intervals; lines explain each choice.
+    """Choose precision, attention, compilation, passes, number of steps and intervals; lines explain each choice.
 
     n_train  tokens of one epoch
+    passes   the numbers of passes that a step may have, the recipe's own among them; that one alone unless given
 
     The number of steps of a run of minutes, whose `pace` is started, is a first guess; see `plan_in_time`. Raises
     RecipeError where train.compile = yes and there is no compiler.
     """
     recipe = with_train(recipe, device=str(device))
-    choice = Tuner(recipe, n_train, device, timer, poll, pace).choose()
+    choice = Tuner(recipe, n_train, device, timer, poll, pace, passes).choose()
     recipe = choice.combination.applied(recipe)
     where = f"device: {device}, {torch.get_num_threads()} threads" if device.type == "cpu" else f"device: {device}"
     lines, seconds = [where, *choice.lines], choice.seconds or 0.0
@@ -180,7 +192,12 @@ def default_of(eager: Sequence[Combination]) -> Combination:
 
 @dataclass
 class Tuner:
-    """Chooses the combination of a run; the fields are those of `autotune`."""
+    """Chooses the combination of a run; the first fields are those of `autotune`.
+
+    limit  the most seconds that a comparison of steps may take
+    times  whether steps may be taken; where they may not, or `timer` says that a step takes infinitely long, the choice
+           is by what is remembered, or the default
+    """
 
     recipe: Recipe
     n_train: int
@@ -188,6 +205,9 @@ class Tuner:
     timer: StepTimer
     poll: Callable[[], object] = lambda: None
     pace: Pace | None = None
+    passes: Sequence[int] = ()
+    limit: float = math.inf
+    times: bool = True
 
     def choose(self) -> Choice:
         """The combination with which the run ends first; in a run of minutes, with which it takes the most steps."""
@@ -196,22 +216,36 @@ class Tuner:
             raise RecipeError(
                 "train.compile = yes: there is no C++ compiler here (g++ or clang++): set it to no, or install one"
             )
-        eager, lines = combinations(self.recipe, self.device)
-        default = default_of(eager)
-        if len(eager) == 1 and asked != "auto":
+        by_rule, lines = combinations(self.recipe, self.device)
+        default, every = default_of(by_rule), by_rule
+        if len(self.passes) > 1:
+            own = self.recipe.train.accumulate
+            every = [replace(c, passes=n) for c in by_rule for n in self.passes]
+            default, by_rule = replace(default, passes=own), [replace(c, passes=own) for c in by_rule]
+        if len(every) == 1 and asked != "auto":
             lines.append(f"compiled: {asked}, as asked")
             return self.untimed(default, lines, "", measures=self.pace is not None)
         if self.is_short:
             return self.untimed(default, lines, "the run is too short to time others", measures=self.pace is not None)
-        seconds = self.measured(default)
         timings = recall(self.memory) or Timings({})
+        seconds = self.measured(default) if self.times else math.inf
+        can_time = seconds < math.inf
+        if not can_time:
+            seconds = timings.seconds.get(default, math.inf)
+
+        def can_be_had(compared: list[Combination]) -> bool:
+            return set(compared) <= set(timings.seconds) or (
+                can_time and (len(compared) == 1 or self.budget(seconds) >= NEEDED * len(compared) * seconds)
+            )
+
+        # with the number of passes that `resolve_batch` gives where there is no time to compare others
+        eager = next(filter(can_be_had, (every, by_rule)), None)
+        if eager is None and can_time:
+            return self.untimed(default, lines, self.why_untimed(seconds), measures=True, seconds=seconds)
+        if eager is None:
+            return self.untimed(default, lines, "no step of this shape was timed on this machine", measures=False)
         if not set(eager) <= set(timings.seconds):
-            timings = Timings({default: seconds})
-            if len(eager) > 1 and self.budget(seconds) < NEEDED * len(eager) * seconds:
-                why = "the run has too few steps to time others"
-                return self.untimed(default, lines, why, measures=True, seconds=seconds)
-            if len(eager) > 1:
-                timings = self.timed_eager(eager, seconds)
+            timings = self.timed_eager(eager, seconds) if len(eager) > 1 else Timings({default: seconds})
         return self.fastest_of(timings, eager, default, seconds, lines)
 
     @property
@@ -227,7 +261,14 @@ class Tuner:
 
     def budget(self, seconds: float) -> float:
         """The seconds that a comparison may take, where a step takes `seconds`."""
-        return COMPARING * (self.n_steps(seconds) * seconds if self.pace is None else self.pace.total)
+        total = self.n_steps(seconds) * seconds if self.pace is None else self.pace.total
+        return min(self.limit, COMPARING * total)
+
+    def why_untimed(self, seconds: float) -> str:
+        """Why combinations are not compared, where a step takes `seconds`."""
+        if self.budget(seconds) == self.limit:
+            return f"timing others would take more than {self.limit:.0f} s"
+        return "the run has too few steps to time others"
 
     def measured(self, combination: Combination) -> float:
         """Seconds of a step of this combination, not compiled."""
@@ -267,7 +308,8 @@ class Tuner:
 
     def time_compiled(self, timings: Timings, eager: list[Combination]) -> tuple[bool, str]:
         """Compile and time as many combinations as the run could win back, those first that are fastest without
-        compilation, and add them to the timings.
+        compilation, and add them to the timings. Of each precision and kernel only the best number of passes is
+        compiled.
 
         Returns whether compiling pays by what it usually saves, and a line about it.
         """
@@ -278,7 +320,11 @@ class Tuner:
             return pays, why
         saves, cost = self.assumed
         most = int(saves * seconds * steps / (CLEAR_GAIN * cost))
-        near = [c for c in timings.fastest if c in eager and timings.seconds[c] <= FAR * seconds][:most]
+        best: dict[tuple[str, str], Combination] = {}
+        for c in timings.fastest:
+            if c in eager and timings.seconds[c] <= FAR * seconds:
+                best.setdefault((c.precision, c.attention), c)
+        near = list(best.values())[:most]
         if missing := [c for c in (replace(c, compiled=True) for c in near) if c not in timings.seconds]:
             compared = [timings.eager, *missing]
             taken = dict(zip(compared, self.timer.steps([c.applied(self.recipe) for c in compared]), strict=True))
@@ -327,7 +373,7 @@ class Tuner:
             "model": self.recipe.model.to_dict(),
             "adapt": asdict(self.recipe.adapt),
             "train": {name: getattr(t, name) for name in SHAPE},
-            "open": (t.precision, t.attention),
+            "open": (t.precision, t.attention, *(list(self.passes) if len(self.passes) > 1 else ())),
             "processes": self.timer.shares,
             **({"divided": True} if self.timer.divides else {}),
         }
@@ -348,7 +394,7 @@ def recall(path: Path) -> Timings | None:
     try:
         kept = read_json(path)
         seconds = {
-            Combination(row["precision"], row["attention"], row["compiled"]): float(row["seconds"])
+            Combination(row["precision"], row["attention"], row["compiled"], row["passes"]): float(row["seconds"])
             for row in kept["steps"]
         }
         timings = Timings(seconds, float(kept["compiling"]), remembered=True)

@@ -28,7 +28,7 @@ from pellucid.training.build import choose_paths, n_logits
 from pellucid.training.memory_lines import NoClosedFormError, bare_network, micro_batch_of, step_lines
 from pellucid.training.objectives import MANY_LOGITS, autocast, with_dropout_by_sample
 from pellucid.training.recipe import Recipe
-from pellucid.training.resolve_recipe import n_trained, training_bytes
+from pellucid.training.resolve_recipe import n_trained, possible_passes, training_bytes
 
 #: depths of the networks that are run; memory is linear in the number of further layers
 SHALLOW, DEEP = 2, 4
@@ -125,6 +125,22 @@ def check_memory(recipe: Recipe, device: torch.device, processes: Processes = AL
             f"{a.n_ctx} tokens{source} a pass. Make d_model, n_layers, n_ctx or batch smaller, or set "
             "recompute=yes"
         )
+
+
+def passes_that_fit(recipe: Recipe, device: torch.device, processes: Processes = ALONE) -> tuple[int, ...]:
+    """The numbers of passes that are compared (`resolve_recipe.possible_passes`), without those that need more memory
+    than there is; the recipe's own, which fits, is among them.
+    """
+    t = recipe.train
+    rows, fitting = t.batch * t.accumulate, []
+    for passes in possible_passes(recipe, device, processes.n_shares):
+        try:
+            if passes < t.accumulate:
+                check_memory(with_train(recipe, batch=rows // passes, accumulate=passes), device, processes)
+        except RecipeError:
+            continue
+        fitting.append(passes)
+    return tuple(fitting)
 
 
 @lru_cache(maxsize=64)

@@ -3,17 +3,13 @@
 import platform
 import statistics
 import time
-from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
-from pellucid.model.attention import MultiHeadAttention
 from pellucid.model.kernels import KernelName, why_not_fused
 from pellucid.model.lora import adapt
-from pellucid.model.mask import Mask
 from pellucid.model.weights import trained_state, without_memory
 from pellucid.parameter_counts import count_parameters
 from pellucid.runs.optimizer import NGRAM_WEIGHT_DECAY
@@ -31,8 +27,6 @@ SMALLEST_PASS = 1024
 LONGEST_EXPLICIT = 512
 #: the kernels of pellucid.model.kernels that train.attention names
 KERNELS: tuple[KernelName, ...] = ("fused", "explicit")
-#: seconds after which attention is not timed again
-LONG = 0.5
 #: while the text is read once at the largest learning rate, a row of an n-gram table that no step meets falls to about
 #: e^-FORGETTING of itself (docs/log.md); a reading of fewer steps counts as SHORTEST_READING
 FORGETTING, SHORTEST_READING = 10.0, 50
@@ -47,38 +41,6 @@ def matmul_seconds(device: torch.device, dtype: torch.dtype, n: int = 384) -> fl
         (a @ a)[0, 0].item()  # reading one number waits for the device
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:])
-
-
-def resolve_precision(recipe: Recipe, device: torch.device) -> tuple[str, str]:
-    """The precision of matrix products, and a line that says why."""
-    asked = recipe.train.precision
-    if asked != "auto":
-        return asked, f"precision: {asked}, as asked"
-    plain, half = matmul_seconds(device, torch.float32), matmul_seconds(device, torch.bfloat16)
-    word = "bfloat16" if half < 0.8 * plain else "float32"
-    return word, f"precision: {word} (a bfloat16 matrix product takes {half / plain:.2f} times a float32 one here)"
-
-
-def resolve_attention(
-    recipe: Recipe, device: torch.device, poll: Callable[[], object] = lambda: None
-) -> tuple[KernelName, str]:
-    """The kernel of attention in training, and a line that says why. The recipe's precision and batch are resolved.
-
-    `poll` is called between measurements; it may raise.
-    """
-    a = recipe.model
-    allowed, why = allowed_kernels(recipe, device)
-    if why:
-        return allowed[0], why
-    dtype = torch.bfloat16 if recipe.train.precision == "bfloat16" else torch.float32
-    attention = MultiHeadAttention(a, 0)
-    seconds = {
-        kernel: kernel_seconds(getattr(attention, kernel), attention.mask, a, recipe.train.batch, dtype, poll)
-        for kernel in KERNELS
-    }
-    share = seconds["explicit"] / seconds["fused"]
-    chosen: KernelName = "explicit" if share < 0.9 else "fused"
-    return chosen, f"attention: {chosen} (the explicit kernel takes {share:.2f} times the fused kernel's time here)"
 
 
 def allowed_kernels(recipe: Recipe, device: torch.device) -> tuple[tuple[KernelName, ...], str]:
@@ -113,26 +75,6 @@ def processor_flags() -> list[str]:
     return [capability, *(name for name, is_there in has.items() if is_there)]
 
 
-def kernel_seconds(
-    kernel: Callable[..., Tensor],
-    mask: Mask,
-    a: Architecture,
-    batch: int,
-    dtype: torch.dtype,
-    poll: Callable[[], object] = lambda: None,
-) -> float:
-    """Median seconds of one layer's sum_j A_ij v_j, forward and backward, of fewer runs where they take long."""
-    shapes = [(batch, n, a.n_ctx, a.d_head) for n in (a.n_heads, a.n_kv_heads, a.n_kv_heads)]
-    q, k, v = (torch.ones(shape, dtype=dtype, requires_grad=True) for shape in shapes)
-    times: list[float] = []
-    while len(times) < 6 and (len(times) < 2 or sum(times) < LONG):
-        poll()
-        start = time.perf_counter()
-        kernel(q, k, v, mask.between(q, k)).sum().backward()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
-
-
 def resolve_batch(recipe: Recipe, device: torch.device, shares: int = 1) -> Recipe:
     """The recipe with its batch and its passes: a step has about 2,048 targets, and at least 4 sequences.
 
@@ -150,6 +92,29 @@ def resolve_batch(recipe: Recipe, device: torch.device, shares: int = 1) -> Reci
     fitting = range(min(batch, shares * MAPPED // row), max(0, -(-SMALLEST_PASS // recipe.model.n_ctx) - 1), -1)
     passed = next((n for n in fitting if batch % n == 0 and n % shares == 0), batch) if device.type == "cpu" else batch
     return with_train(recipe, batch=passed, accumulate=batch // passed)
+
+
+def possible_passes(recipe: Recipe, device: torch.device, shares: int = 1) -> tuple[int, ...]:
+    """The numbers of passes that a step with this batch may be divided into and that are compared with each other: the
+    recipe's own, the next smaller one and the next larger one, in order.
+
+    All of them compute the same step. Each process has the same number of rows of a pass, and at least SMALLEST_PASS
+    tokens where there is more than one pass. Only the recipe's own number is left on other devices than a CPU, where
+    more passes are slower, and where `train.balance` adds a loss that depends on what a pass holds. The recipe's batch
+    is resolved.
+    """
+    t, a = recipe.train, recipe.model
+    own, rows = t.accumulate, t.batch * t.accumulate
+    if device.type != "cpu" or (a.mlp.experts and t.balance):
+        return (own,)
+
+    def divides(passes: int) -> bool:
+        return rows % passes == 0 and rows // passes % shares == 0
+
+    most = max(1, rows // shares * a.n_ctx // SMALLEST_PASS)
+    fewer = next((n for n in range(own - 1, 0, -1) if divides(n)), own)
+    more = next((n for n in range(own + 1, most + 1) if divides(n)), own)
+    return tuple(sorted({fewer, own, more}))
 
 
 def resolve_ngram_weight_decay(recipe: Recipe, n_train: int) -> tuple[Recipe, str]:

@@ -50,7 +50,7 @@ from pellucid.training.data import make_data
 from pellucid.training.expert_use import ExpertUse
 from pellucid.training.few_layers import few_layers, network_to_time
 from pellucid.training.load import keep_first
-from pellucid.training.memory import check_memory
+from pellucid.training.memory import check_memory, passes_that_fit
 from pellucid.training.objectives import MicroBatch, autocast, losses_and_hits, with_dropout_by_sample
 from pellucid.training.recipe import Recipe, TextRecipeT
 
@@ -211,9 +211,10 @@ class TransformerTrainable(TextTrainable[Recipe]):
         n_train = len(self.tokens.part("train"))
         self.recipe, decay = resolve.resolve_ngram_weight_decay(self.recipe, n_train)
         timer = TransformerStepTimer(self, interruption)
+        passes = () if asked.accumulate else passes_that_fit(self.recipe, device, self.processes)
         generators = [device] if device.type == "cuda" else []
         with interruption.phase("timing steps") as phase, torch.random.fork_rng(generators):
-            self.recipe, lines = autotune(self.recipe, n_train, device, timer, phase, pace)
+            self.recipe, lines = autotune(self.recipe, n_train, device, timer, phase, pace, passes)
         timer.restore()
         lines.append(decay)
         recipe = self.recipe
