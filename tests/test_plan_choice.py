@@ -33,7 +33,7 @@ def _machine(monkeypatch, tmp_path):
 
 def architecture():
     made = make_recipe(("text",), None, FIELDS | OPEN).model
-    return replace(made, n_vocab=256)
+    return replace(made, n_vocab=257)  # bytes and the separator
 
 
 def chosen_by(train) -> Combination:
@@ -52,7 +52,7 @@ def found_fastest(monkeypatch, best: Combination | None) -> list[Combination]:
         return {c: 0.5 + 0.5 * (c != best) for c in steps}
 
     monkeypatch.setattr(autotune, "fastest_seconds", fastest)
-    monkeypatch.setattr(Tuner, "budget", lambda self, seconds: 1e3)
+    monkeypatch.setattr(Tuner, "budget", lambda self, seconds: 1e9)
     return heard
 
 

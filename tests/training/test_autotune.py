@@ -349,7 +349,7 @@ def test_a_run_compares_passes_that_are_left_open(asked, compared, text, tmp_pat
 
 
 def test_a_run_of_chosen_passes_is_the_one_that_was_told_them(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(Tuner, "budget", lambda self, seconds: 1e3)
+    monkeypatch.setattr(Tuner, "budget", lambda self, seconds: 1e9)
     monkeypatch.setattr(module, "ENOUGH", 0.0)
     monkeypatch.setattr(module, "compile_pays", lambda *given: (False, "compiled: no"))
     heard, real = [], module.fastest_seconds
@@ -371,7 +371,7 @@ def test_a_run_of_chosen_passes_is_the_one_that_was_told_them(text, tmp_path, mo
 
 def test_timing_changes_no_weight_and_no_random_number(text, tmp_path, monkeypatch):
     """All combinations are timed in true steps; the run is the same as the one that was told their choice."""
-    monkeypatch.setattr(Tuner, "budget", lambda self, seconds: 1e3)
+    monkeypatch.setattr(Tuner, "budget", lambda self, seconds: 1e9)
     monkeypatch.setattr(module, "ENOUGH", 0.0)
     monkeypatch.setattr(module, "compile_pays", lambda *given: (False, "compiled: no"))
     heard = []
