@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -105,6 +106,27 @@ def test_interrupted_anywhere_at_most_one_shard_is_encoded_again(workers, split,
         assert_same(again, whole)
         assert [path.name for path in cache.iterdir()] == [again.folder.name]
         assert sum(encoded) - n_tokens <= 7001 + 3 * max(encoded)
+
+
+def test_every_file_is_flushed_before_the_folder_gets_its_name(split, tmp_path, monkeypatch):
+    flushed: set[int] = set()
+    named: list[set[str]] = []
+    flush, rename = os.fsync, os.rename
+
+    def flushing(handle: int) -> None:
+        flush(handle)
+        flushed.add(os.fstat(handle).st_ino)
+
+    def renaming(folder: Path, final: Path) -> None:
+        named.append({path.name for path in (folder, *folder.iterdir()) if path.stat().st_ino not in flushed})
+        rename(folder, final)
+
+    monkeypatch.setattr(os, "fsync", flushing)
+    monkeypatch.setattr(os, "rename", renaming)
+    tokens = prepare_tokens(split, learn_tokenizer("byte", []), tmp_path / "cache", shard_tokens=9000)
+    assert named == [set()]
+    assert tokens.folder.stat().st_ino in flushed
+    assert tokens.folder.parent.stat().st_ino in flushed
 
 
 def test_a_damaged_shard_of_an_interrupted_call_is_not_taken_over(split, tmp_path, monkeypatch):

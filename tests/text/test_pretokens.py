@@ -69,7 +69,7 @@ def divided(tokenizer: BPETokenizer, text: str) -> list[str]:
 
 def new_table(tokenizer: BPETokenizer) -> PreTokenTable:
     table = table_of(tokenizer)
-    return PreTokenTable(table.pattern, table.border, table.merge, table.encode)
+    return PreTokenTable(table.pattern, table.border, table.table.merge, table.table.encode)
 
 
 def agree(tokenizer: BPETokenizer, texts: list[str]) -> None:

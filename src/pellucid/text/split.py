@@ -208,7 +208,7 @@ def _choose_stratified(corpus: Corpus, held_out: float, seed: int) -> tuple[np.n
     folders = _folders(corpus)[np.asarray(corpus.documents.source)[firsts]]
     uncut, chosen = np.zeros(len(firsts), dtype=bool), np.zeros(len(firsts), dtype=bool)
     hashes, octaves = _hashes(corpus.documents, firsts, seed), np.frexp(sizes)[1]
-    for script in np.unique(scripts):
+    for script in np.flatnonzero(np.bincount(scripts)):
         here = np.flatnonzero(scripts == script)
         small = here[_small_enough(sizes[here], held_out)]
         uncut[small] = True
@@ -249,7 +249,8 @@ def _hashes(documents: Documents, firsts: np.ndarray, seed: int) -> tuple[np.nda
 def _folders(corpus: Corpus) -> np.ndarray:
     """A number for the folder of each document's file; a file of many documents has its own number."""
     names = [s.path if s.n_documents > 1 else str(PurePosixPath(s.path).parent) for s in corpus.sources]
-    return np.unique(names, return_inverse=True)[1]
+    number = {name: k for k, name in enumerate(sorted(set(names)))}
+    return np.array([number[name] for name in names])
 
 
 CHOICES: dict[str, Callable[[Corpus, float, int], tuple[np.ndarray, np.ndarray]]] = {

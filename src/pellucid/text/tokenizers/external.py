@@ -130,9 +130,8 @@ class ExternalTokenizer(Tokenizer):
         return self._bytes
 
 
-def read_external(text: str, *, trust: bool = False) -> Tokenizer | None:
-    """The tokenizer of this tokenizer.json, None if it is byte-level BPE, which `BPETokenizer` reads."""
-    content = json.loads(text)
+def read_external(text: str, content: dict[str, Any], *, trust: bool = False) -> Tokenizer | None:
+    """The tokenizer of a tokenizer.json with this text and content, None if it is byte-level BPE (`BPETokenizer`)."""
     model = content.get("model") or {}
     if model.get("type") not in MODELS:
         return None

@@ -92,7 +92,7 @@ def matching(expression: str, text: str) -> str:
 
 def ranges(characters: str) -> str:
     """Characters as they are written inside a set of a regular expression."""
-    points = np.unique(np.array([ord(character) for character in characters]))
+    points = np.array(sorted({ord(character) for character in characters}))
     runs = np.split(points, np.flatnonzero(np.diff(points) > 1) + 1)
     return "".join(f"\\u{run[0]:04x}-\\u{run[-1]:04x}" for run in runs if len(run))
 
@@ -100,16 +100,20 @@ def ranges(characters: str) -> str:
 class PreTokenIds(dict[str, bytes]):
     """The ids of each piece of text that was asked for, uint32 one after another; a new piece is encoded.
 
+    merge   ids of a single pre-token
+    encode  the engine: ids of texts
     size    characters of the pieces in the table, with ENTRY_SIZE for each
     n_new   characters of all pieces that were new when they were asked for
     """
 
-    def __init__(self, encode: Merge):
+    def __init__(self, merge: Merge, encode: EncodeTexts):
         super().__init__()
-        self.encode, self.size, self.n_new = encode, 0, 0
+        self.merge, self.encode, self.size, self.n_new = merge, encode, 0, 0
 
     def __missing__(self, piece: str) -> bytes:
-        ids = array("I", self.encode(piece)).tobytes()
+        # a pre-token, or a piece of several with an unusual character
+        usual = piece.isascii() or UNUSUAL.search(piece) is None
+        ids = array("I", self.merge(piece) if usual else self.encode([piece])[0]).tobytes()
         if self.size > TABLE_SIZE:
             self.clear()
             self.size = 0
@@ -129,9 +133,9 @@ class PreTokenTable:
     """
 
     def __init__(self, pattern: str, border: re.Pattern[str], merge: Merge, encode: EncodeTexts):
-        self.pattern, self.border, self.merge, self.encode = pattern, border, merge, encode
+        self.pattern, self.border = pattern, border
         self.divider: tuple[CharacterClasses, re.Pattern[str]] | None = None
-        self.table, self.calls_left = PreTokenIds(self.encode_piece), 0
+        self.table, self.calls_left = PreTokenIds(merge, encode), 0
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray] | None:
         """Ids of each text, int64, or None where the engine alone is as fast."""
@@ -146,11 +150,6 @@ class PreTokenTable:
         if self.table.n_new - n_new > MOST_NEW * n_characters:
             self.calls_left = CALLS_LEFT
         return [np.frombuffer(ids, np.uint32).astype(np.int64) for ids in joined]
-
-    def encode_piece(self, piece: str) -> Sequence[int]:
-        """Ids of a piece that `divide` gives: of a pre-token, or of several with an unusual character."""
-        usual = piece.isascii() or UNUSUAL.search(piece) is None
-        return self.merge(piece) if usual else self.encode([piece])[0]
 
     def divider_of(self, texts: Sequence[str]) -> re.Pattern[str]:
         """What matches the pre-tokens of these texts and of those before; the texts are looked at together."""

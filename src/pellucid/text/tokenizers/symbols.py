@@ -7,6 +7,7 @@ instead, some hundred times faster.
 
 import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
@@ -127,9 +128,8 @@ def byte_characters() -> list[str]:
     return [chr(value) if value in printable else chr(next(spare)) for value in range(256)]
 
 
-def read_symbols(text: str) -> Tokenizer | None:
-    """The character or byte tokenizer in this tokenizer.json, None if it holds another kind."""
-    content = json.loads(text)
+def read_symbols(content: dict[str, Any]) -> Tokenizer | None:
+    """The character or byte tokenizer of a tokenizer.json with this content, None if it holds another kind."""
     model, before = content.get("model") or {}, content.get("pre_tokenizer") or {}
     added = [str(token.get("content")) for token in content.get("added_tokens") or () if isinstance(token, dict)]
     more = [name for name in added if name not in (SEPARATOR, UNKNOWN)]

@@ -113,7 +113,7 @@ def load_tokenizer(path: str | Path, *, trust: bool = False) -> Tokenizer:
         content = json.loads(texts[0])
         if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
             raise TokenizerError("this JSON is not a tokenizer.json: it has no model entry")
-        own = read_symbols(texts[0]) or read_words(texts[0]) or read_external(texts[0], trust=trust)
+        own = read_symbols(content) or read_words(content) or read_external(texts[0], content, trust=trust)
         return own or BPETokenizer(texts[0], trust=trust)
     except TokenizerError as error:
         raise TokenizerError(f"{first}: {error}") from None

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
@@ -103,9 +104,8 @@ def _divider() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Split(Regex(WORD_PATTERN), "isolated")
 
 
-def read_words(text: str) -> WordTokenizer | None:
-    """The word tokenizer in this tokenizer.json, None if it holds another kind."""
-    content = json.loads(text)
+def read_words(content: dict[str, Any]) -> WordTokenizer | None:
+    """The word tokenizer of a tokenizer.json with this content, None if it holds another kind."""
     model, before = content.get("model") or {}, content.get("pre_tokenizer") or {}
     if model.get("type") != "WordLevel" or (before.get("pattern") or {}).get("Regex") != WORD_PATTERN:
         return None

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pellucid.destination import flush_folder
+from pellucid.destination import flush_files, flush_folder
 from pellucid.text.locking import lock
 from pellucid.text.read.chunks import TextChunk
 from pellucid.text.split import PARTS, Split
@@ -23,7 +23,7 @@ from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokens import encode as encoding
 from pellucid.text.tokens.encode import Counter, Encoders, units_of
 from pellucid.text.tokens.store import FORMAT, Tokens, TokensError
-from pellucid.text.tokens.writer import PartWriter, flush, remove_journal
+from pellucid.text.tokens.writer import PartWriter, remove_journal
 from pellucid.text.workers import WORTH_ENCODERS, choose_workers
 
 #: ids per shard, 32 MiB in uint16: the most that an interruption loses
@@ -142,7 +142,7 @@ def write_parts(
 
 
 def finish_folder(split: Split, tokenizer: Tokenizer, folder: Path, parts: dict[str, dict[str, Any]]) -> None:
-    """Write the tokenizer, and then the manifest, durably."""
+    """Write the tokenizer, and then the manifest."""
     tokenizer.save(folder)
     about = {
         "kind": tokenizer.kind,
@@ -161,9 +161,6 @@ def finish_folder(split: Split, tokenizer: Tokenizer, folder: Path, parts: dict[
     }
     with (folder / "manifest.json").open("w", encoding="utf-8", newline="\n") as file:
         json.dump(manifest, file, indent=1)
-        flush(file)
-    with (folder / "tokenizer.json").open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _write_part(
@@ -191,8 +188,8 @@ def _write_part(
 
 
 def publish(working: Path, final: Path) -> None:
-    """Rename the finished folder in one step. If another process was faster, it wrote the same tokens."""
-    flush_folder(working)
+    """Flush the finished folder and rename it in one step. If another process was faster, it wrote the same tokens."""
+    flush_files(working)
     try:
         os.rename(working, final)
     except OSError:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pellucid.destination import replace_file, written_aside
+from pellucid.destination import flush_files, replace_file, written_aside
 from pellucid.text.locking import lock
 from pellucid.text.split import PARTS, Split
 from pellucid.text.tokenizers.base import Tokenizer
@@ -33,7 +33,6 @@ from pellucid.text.tokens.prepare import (
     write_parts,
 )
 from pellucid.text.tokens.store import Tokens, TokensError
-from pellucid.text.tokens.writer import flush
 
 #: what one share holds; it is written last
 SHARE = "share.json"
@@ -92,6 +91,7 @@ def join_shares(split: Split, tokenizer: Tokenizer, final: Path, shares: Sequenc
         with written_aside(final) as aside:
             parts = {name: _join_part(name, shares, aside) for name in PARTS}
             finish_folder(split, tokenizer, aside, parts)
+            flush_files(aside)
     shutil.rmtree(shares[0].parent, ignore_errors=True)
     return Tokens.open(final, tokenizer)
 
@@ -109,9 +109,7 @@ def _join_part(name: str, shares: Sequence[Path], folder: Path) -> dict[str, Any
             joined["shards"].append({**shard, "file": file})
         for count in ("tokens", "documents", "unknown", "bytes", "characters"):
             joined[count] = joined.get(count, 0) + part[count]
-    with (folder / joined["documents_file"]).open("wb") as file:
-        np.save(file, np.concatenate(starts), allow_pickle=False)
-        flush(file)
+    np.save(folder / joined["documents_file"], np.concatenate(starts), allow_pickle=False)
     return joined
 
 
@@ -121,5 +119,3 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
-        with target.open("rb") as file:
-            os.fsync(file.fileno())

@@ -8,7 +8,6 @@ whose checksums are right and knows where to continue.
 import bisect
 import hashlib
 import json
-import os
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -104,14 +103,12 @@ class PartWriter:
         self.add(np.array([self.separator]), (1,))
 
     def finish(self) -> dict[str, Any]:
-        """Flush everything and return this part's entry in the manifest."""
+        """End the last shard and return this part's entry in the manifest."""
         if self._file is not None:
             self._end(0)
         ends = np.array(self.ends, dtype=np.int64)
         starts = np.concatenate([ends[:0] if not len(ends) else [0], ends[:-1]]).astype(np.int64)
-        with (self.folder / f"{self.name}.documents.npy").open("wb") as file:
-            np.save(file, starts, allow_pickle=False)
-            flush(file)
+        np.save(self.folder / f"{self.name}.documents.npy", starts, allow_pickle=False)
         named = {"shards": self.shards, "documents_file": f"{self.name}.documents.npy"}
         return {"tokens": self.tokens, "documents": len(starts), **named, "unknown": self.n_unknown}
 
@@ -132,7 +129,6 @@ class PartWriter:
         width, digest = dtype_for(self.n_vocab).itemsize, bytes.fromhex(self.tokenizer_hash)
         self._file.seek(0)
         self._file.write(HEADER.pack(MAGIC, FORMAT, width, shard["tokens"], self.n_vocab, digest))
-        flush(self._file)
         self._file.seek(0)
         shard["sha256"] = hashlib.file_digest(self._file, "sha256").hexdigest()
         self._file.close()
@@ -142,7 +138,7 @@ class PartWriter:
         ends = self.ends[self._saved : last].tobytes()
         so_far = {"unit": self.unit, "within": within, "unknown": self.n_unknown}
         self._saved = last
-        # neither is flushed: what a crash of the machine spoils does not have its checksum, and is encoded again
+        # nothing is flushed yet: what a crash of the machine spoils does not have its checksum, and is encoded again
         path.with_suffix(".ends").write_bytes(ends)
         record = shard | so_far | {"ends": hashlib.sha256(ends).hexdigest()}
         path.with_suffix(".json").write_text(json.dumps(record), encoding="utf-8")
@@ -153,9 +149,3 @@ def remove_journal(folder: Path) -> None:
     for path in folder.glob("*-*.*"):
         if path.suffix in (".json", ".ends"):
             path.unlink()
-
-
-def flush(file: Any) -> None:
-    """Flush the file to disk before this returns."""
-    file.flush()
-    os.fsync(file.fileno())
