@@ -149,9 +149,9 @@ class Corpus:
             if index == self.documents.index[k]:
                 pieces = as_counted(pieces, self.documents.digest(k), origin)
                 yield k, pieces
-            use_up(pieces)
-            if index == self.documents.index[k] and (k := next(numbers, None)) is None:
-                return
+                use_up(pieces)
+                if (k := next(numbers, None)) is None:
+                    return
         raise changed(origin)
 
     def texts(self) -> Iterator[str]:

@@ -22,7 +22,8 @@ from pellucid.text.read.decompress import Origin, as_utf8
 from pellucid.text.read.html import read_html
 from pellucid.text.read.tables import FIELD, choose_field, listed, read_arrow, read_parquet
 
-#: a reader turns the content of one open file into its documents, each an iterator of chunks, to be used up in order
+#: a reader turns the content of one open file into its documents, each an iterator of chunks: use one up, or leave it
+#: out, before you ask for the next
 Reader = Callable[[BinaryIO, Origin], Iterator[Iterator[TextChunk]]]
 
 #: the longest line and table cell, in bytes: neither an unclosed quotation mark nor a few compressed bytes that unpack
@@ -63,40 +64,62 @@ def _encoding_of_page(name: str) -> str:
 
 
 def read_json_lines(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
-    """JSON lines: one object on each line, with its text in one field, or one string on each line."""
+    """JSON lines: one object on each line, with its text in one field, or one string on each line.
+
+    Once the field is known, a line is parsed only if its document is used.
+    """
     field = origin.field
     for number, line in enumerate(_lines(file, origin), 1):
         if not line.strip():
             continue
-        line_chunk = piece_of(line)
-        try:
-            row = json.loads(line_chunk.text)
-        except (ValueError, RecursionError) as error:
-            position = f", character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
-            nested = isinstance(error, RecursionError)
-            said = "nested too deeply" if nested else getattr(error, "msg", "a number is too long")
-            raise DocumentError(
-                f"{origin.name}, line {number}{position}: not valid JSON ({said}), expected one object a line; "
-                "mend the "
-                "line"
-            ) from None
-        if not isinstance(row, dict | str):
-            raise DocumentError(
-                f"{origin.name}, line {number}: {_kind(row)}, expected an object with a field of text, or a string"
-            )
+        if field:
+            yield _document_of_line(line, number, origin, field)
+            continue
+        chunk = piece_of(line)
+        row = _parsed(chunk.text, number, origin)
         if isinstance(row, dict):
-            row_name = f"{origin.name}, line {number}"
             # a null may be a missing text in this row
-            field = field or choose_field(
-                [k for k, v in row.items() if v is None or isinstance(v, str)], list(row), row_name
+            texts = [k for k, v in row.items() if v is None or isinstance(v, str)]
+            field = choose_field(texts, list(row), f"{origin.name}, line {number}")
+        yield iter([_and_replaced(_text_of_row(row, number, origin, field), chunk.replaced)])
+
+
+def _document_of_line(line: bytes, number: int, origin: Origin, field: str) -> Iterator[TextChunk]:
+    """The document of a line, parsed when it is used."""
+    chunk = piece_of(line)
+    yield _and_replaced(_text_of_row(_parsed(chunk.text, number, origin), number, origin, field), chunk.replaced)
+
+
+def _parsed(line: str, number: int, origin: Origin) -> dict | str:
+    """The object or the string of a line."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        position = f", character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
+        nested = isinstance(error, RecursionError)
+        said = "nested too deeply" if nested else getattr(error, "msg", "a number is too long")
+        raise DocumentError(
+            f"{origin.name}, line {number}{position}: not valid JSON ({said}), expected one object a line; mend the "
+            "line"
+        ) from None
+    if not isinstance(row, dict | str):
+        raise DocumentError(
+            f"{origin.name}, line {number}: {_kind(row)}, expected an object with a field of text, or a string"
+        )
+    return row
+
+
+def _text_of_row(row: dict | str, number: int, origin: Origin, field: str) -> TextChunk:
+    """The text of a row."""
+    if isinstance(row, dict):
+        row_name = f"{origin.name}, line {number}"
+        if not origin.field and field != FIELD and isinstance(row.get(FIELD), str):
+            raise DocumentError(
+                f"{row_name}: the field {FIELD!r} occurs here first, after {field!r} was read in the rows before: "
+                "choose one with --field"
             )
-            if not origin.field and field != FIELD and isinstance(row.get(FIELD), str):
-                raise DocumentError(
-                    f"{row_name}: the field {FIELD!r} occurs here first, after {field!r} was read in the rows before: "
-                    "choose one with --field"
-                )
-            row = _text_of(row, field, row_name)
-        yield iter([_and_replaced(piece_of_text(row), line_chunk.replaced)])
+        row = _text_of(row, field, row_name)
+    return piece_of_text(row)
 
 
 def _text_of(row: dict, field: str, row_name: str) -> str:
