@@ -1,6 +1,7 @@
 """Reading files and folders, and setting a part aside."""
 
 import hashlib
+import json
 import os
 import random
 
@@ -256,3 +257,15 @@ def test_shares_and_corpora_that_cannot_be_split_are_refused(tmp_path):
     for share in (0, 1, -0.1, float("nan")):
         with pytest.raises(DocumentError, match="above 0 and below 1"):
             split_corpus(corpus, share)
+
+
+def test_a_row_that_is_not_wanted_is_not_parsed(tmp_path, monkeypatch):
+    """The first row says which field holds the text, also where it is not wanted itself."""
+    rows = [{"story": "one"}, {"story": "two", "title": "a second field of text"}, {"story": "three"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    corpus = read_corpus(tmp_path)
+    parsed: list[str] = []
+    monkeypatch.setattr(formats.json, "loads", lambda line: parsed.append(line) or json.JSONDecoder().decode(line))
+    wanted = [(k, "".join(piece.text for piece in pieces)) for k, pieces in corpus.stream(lambda k: k == 1)]
+    assert wanted == [(1, "two")]
+    assert len(parsed) == 2
