@@ -12,7 +12,8 @@ from pellucid.architecture import Architecture
 from pellucid.generate.pack_weights import pack_network, packed_network, readout_format
 from pellucid.generate.packed_linear import PRODUCTS, Int4, available
 from pellucid.model import Transformer
-from pellucid.verify.comparison import Subject
+from pellucid.model.weights import load_state
+from pellucid.verify.comparison import Subject, Weights
 from pellucid.verify.reads import Defined, ReadingPlan, compare_reads
 from pellucid.verify.report import Difference
 
@@ -54,11 +55,11 @@ def refusal(s: Subject) -> str:
 def compare_packed(s: Subject, plan: ReadingPlan) -> Iterator[Kind]:
     """Compare generation with every kind of packed weights with the definition on those packed weights.
 
-    Each tensor may be as far from the definition as rounding to float32 makes it, measured on the unpacked network: a
-    float32 number has the same digits in both, summed in another order.
+    Each tensor may be as far from the definition as rounding to float32 makes it, measured on an unpacked network with
+    the same weights: a float32 number has the same digits in both, summed in another order.
     """
     expected = Defined(s.a, s.weights, plan)
-    loaded = list(compare_reads(s.network, expected, WITHOUT))
+    unpacked = list(compare_reads(s.network, expected, WITHOUT))
     for kind in kinds_of(s):
         # `generate` itself chooses these and caches what it packed, so the cached network is checked
         packed = (packed_network if kind in KINDS_OF_AUTO else pack_network)(s.network, kind).network
@@ -66,16 +67,26 @@ def compare_packed(s: Subject, plan: ReadingPlan) -> Iterator[Kind]:
             yield Kind(kind, float("inf"), wrong)
             continue
         if kind not in KINDS_OF_AUTO:
-            expected = Defined(*definition_of(s, packed), plan)
-        differences = list(allow_rounding(loaded, list(compare_reads(packed, expected, WITHOUT))))
+            a, weights = definition_of(s, packed)
+            expected = Defined(a, weights, plan)
+            unpacked = list(compare_reads(network_of(a, weights), expected, WITHOUT))
+        differences = list(allow_rounding(unpacked, list(compare_reads(packed, expected, WITHOUT))))
         worst = max((d.size for d in differences), default=0.0)
         yield Kind(kind, worst, next((d for d in differences if not d.small), None))
 
 
-def allow_rounding(loaded: list[Difference], differences: list[Difference]) -> Iterator[Difference]:
-    """Allow each difference of the packed network a multiple of the loaded one's up to the same tensor."""
+def network_of(a: Architecture, weights: Weights) -> Transformer:
+    """A float32 network with these weights, none of them packed."""
+    with torch.random.fork_rng(devices=[]):  # verify draws nothing from the caller's generator
+        network = Transformer(a)
+    load_state(network, {name: torch.from_numpy(weight).float() for name, weight in weights.items()})
+    return network
+
+
+def allow_rounding(unpacked: list[Difference], differences: list[Difference]) -> Iterator[Difference]:
+    """Allow each difference of the packed network a multiple of the unpacked one's up to the same tensor."""
     allowed = LEAST
-    for own, packed in zip(loaded, differences, strict=True):
+    for own, packed in zip(unpacked, differences, strict=True):
         allowed = max(allowed, TIMES * (own.value or 0.0))
         yield replace(packed, tolerance=allowed)
 
