@@ -162,7 +162,7 @@ def test_rows_of_a_table_stay_rows():
 def test_choices_show_their_defaults(capsys):
     assert cli.main(["train", "--help-fields"]) == 0
     out = capsys.readouterr().out
-    assert "  train.schedule = cosine   (cosine | wsd | constant)" in out
+    assert "  train.schedule = cosine   (cosine | linear | wsd | constant)" in out
     assert f"  text.held_out = {PARTS['text']().held_out}   (number)" in out
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from pellucid.runs import muon
 from pellucid.runs.checkpoint import load_checkpoint
@@ -125,3 +126,17 @@ def test_compiled_training_of_pairs(tmp_path: Path):
     pairs.write_text("".join(f"{w}{k}\t{k}{w}\n" for k, w in enumerate(words)))
     fields = FIELDS | {"n_layers": 1, "objective": "source-target", "dropout": 0.0}
     check_compiled(Training(pairs, tmp_path, 8, fields), "float32")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_second_run_of_a_shape_finds_the_whole_graph_on_disk(precision: str, tmp_path: Path):
+    """Its backward pass too, which PyTorch derives anew for graphs whose functions it does not know."""
+    fields = FIELDS | {"precision": precision, "compile": "yes", "n_layers": 1, "attention": "fused"}
+    for name, found in (("first", "autograd_cache_miss"), ("second", "autograd_cache_hit")):
+        torch._dynamo.reset()  # as in a new process
+        counters.clear()
+        train(TEXT, out=tmp_path / name, steps=2, fields=fields)
+        counted = {what: n for what, n in counters["aot_autograd"].items() if what.startswith("autograd_cache")}
+        counted.pop("autograd_cache_saved", None)
+        assert set(counted) == {found}, counted
+    assert losses(tmp_path / "first") == losses(tmp_path / "second")

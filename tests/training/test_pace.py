@@ -259,7 +259,7 @@ def test_whatever_steps_take_the_end_comes_in_time(total, share, speeds, wrong, 
 moves = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 80)), max_size=6)
 
 
-@given(end=st.integers(2, 120), moves=moves, shape=st.sampled_from(["cosine", "wsd"]))
+@given(end=st.integers(2, 120), moves=moves, shape=st.sampled_from(["cosine", "linear", "wsd"]))
 def test_a_moved_end_makes_no_jump_and_the_last_step_stands_at_the_end(end, moves, shape):
     """Each move is (steps later, steps that are then left)."""
     moved, step = [], 0

@@ -100,7 +100,7 @@ def test_every_field_is_set_by_its_name(name):
         ({"n_head": "4"}, "did you mean 'model.attention.n_heads'?"),
         ({"bias": "all"}, "'bias' is ambiguous: choose one of model.attention.bias, model.mlp.bias, model.norm.bias"),
         ({"optimizer": "muons"}, "did you mean 'muon'?"),
-        ({"schedule": "linear"}, "choose one of cosine, wsd, constant"),
+        ({"schedule": "linea"}, "choose one of cosine, linear, wsd, constant"),
         ({"batch": "many"}, "train.batch = 'many': expected an integer"),
         ({"batch": "1.5"}, "train.batch = '1.5': expected an integer"),
         ({"learning_rate": "fast"}, "train.learning_rate = 'fast': expected a number"),

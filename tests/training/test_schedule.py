@@ -25,6 +25,11 @@ def test_cosine_is_half_way_down_in_the_middle_and_at_the_floor_at_the_end():
     assert rate_factor(110, 111, shape="cosine", warmup=10, floor=0.1) == pytest.approx(0.1, abs=1e-15)
 
 
+def test_linear_is_a_line_from_the_peak_to_the_floor():
+    values = [rate_factor(step, 111, shape="linear", warmup=10, floor=0.1) for step in (10, 60, 110)]
+    assert values == pytest.approx([1.0, 0.55, 0.1], abs=1e-15)
+
+
 def test_wsd_is_level_then_a_line_to_the_floor_over_the_last_fifth():
     values = [rate_factor(step, 100, shape="wsd", warmup=0, floor=0.05) for step in range(100)]
     assert values[:81] == [1.0] * 81
@@ -41,7 +46,7 @@ def test_constant_stays_after_its_warm_up():
     n=st.integers(1, 300),
     warmup=st.integers(0, 40),
     floor=st.floats(0, 1),
-    shape=st.sampled_from(["cosine", "wsd", "constant"]),
+    shape=st.sampled_from(["cosine", "linear", "wsd", "constant"]),
 )
 def test_every_factor_is_between_nothing_and_the_peak_and_never_rises_after_warm_up(n, warmup, floor, shape):
     values = [rate_factor(step, n, shape=shape, warmup=warmup, floor=floor) for step in range(n)]

@@ -63,6 +63,8 @@ PROSE, VARIETIES = 22.0, (0.5, 3.0)
 #: bits per character: from too few weights, too little text and too few steps, and the gain from n-gram tables, for
 #: subword tokens and for characters or bytes
 CAPACITY_FIT, DATA_FIT, STEP_FIT, TABLES = (0.206, 0.49, 0.202), (0.78, 0.169), (2.123, 0.382), (0.073, 0.25)
+#: what the first steps lack beyond that: so many bits per character at as many steps, falling with their square
+START_FIT = (0.085, 300)
 
 
 @dataclass(frozen=True)
@@ -281,14 +283,21 @@ def passes_with_tables(recipe: Recipe, varied: float) -> float:
 def expected(size: Size, text: Text, by_character: bool = False) -> float:
     """The quantity that ranks sizes, in bits per character above the minimum that a text allows:
 
-    a (12 n_layers^c d_model^2 / 10^5)^-b + d variety (characters / 10^6)^-e + f steps^-g, less t variety^2 with n-gram
-    tables. The characters are those that are read; those of later passes count less (Muennighoff et al. 2023).
+    a (12 n_layers^c d_model^2 / 10^5)^-b + d variety (characters / 10^6)^-e + f steps^-g + h (steps / k)^-2, less
+    t variety^2 with n-gram tables. Without the term in h, runs of fewer than about 400 steps got networks too wide to
+    learn in them (docs/log.md). The characters are those that are read; those of later passes count less
+    (Muennighoff et al. 2023).
     """
-    (a, b, c), (d, e), (f, g) = CAPACITY_FIT, DATA_FIT, STEP_FIT
+    (a, b, c), (d, e), (f, g), (h, k) = CAPACITY_FIT, DATA_FIT, STEP_FIT, START_FIT
     again = max(size.passes - 1, 0.0)
     read = text.n_characters * (min(size.passes, 1.0) + WORTH * (1 - math.exp(-again / WORTH)))
     weights = 12 * size.n_layers**c * size.d_model**2
-    loss = a * (weights / 1e5) ** -b + d * text.variety * (read / 1e6) ** -e + f * size.steps**-g
+    loss = (
+        a * (weights / 1e5) ** -b
+        + d * text.variety * (read / 1e6) ** -e
+        + f * size.steps**-g
+        + h * (size.steps / k) ** -2
+    )
     return loss - TABLES[by_character] * text.variety**2 if size.ngrams else loss
 
 
@@ -400,7 +409,7 @@ def sizing_lines(sizing: Sizing, final: Recipe) -> list[str]:
 
 def explained(sizing: Sizing) -> list[str]:
     """The formula with its constants, and the best size of each width."""
-    (a, b, c), (d, e), (f, g) = CAPACITY_FIT, DATA_FIT, STEP_FIT
+    (a, b, c), (d, e), (f, g), (h, k) = CAPACITY_FIT, DATA_FIT, STEP_FIT, START_FIT
     same = [size for size in sizing.considered if size.vocabulary == sizing.chosen.vocabulary]
     of_width = itertools.groupby(same, key=lambda size: size.d_model)  # they are in that order
     listed = [list(sizes) for _, sizes in of_width]
@@ -412,9 +421,9 @@ def explained(sizing: Sizing) -> list[str]:
     varied = f"{sizing.text.variety:.2f}"
     return [
         f"sizes are ranked by {a:g} (12 n_layers^{c:g} d_model^2 / 10^5)^-{b:g} + {d:g} x {varied} (characters read / "
-        f"10^6)^-{e:g} + {f:g} steps^-{g:g}, less {TABLES[sizing.by_character]:g} x {varied}^2 with tables of n-grams "
-        f"(bits per character, from runs of benchmarks/sizing.py); those are left out above {PASSES_WITH_TABLES:g} x "
-        f"({varied} x tokens of the text / rows of the tables)^(1/3) passes",
+        f"10^6)^-{e:g} + {f:g} steps^-{g:g} + {h:g} (steps / {k:g})^-2, less {TABLES[sizing.by_character]:g} x "
+        f"{varied}^2 with tables of n-grams (bits per character, from runs of benchmarks/sizing.py); those are left "
+        f"out above {PASSES_WITH_TABLES:g} x ({varied} x tokens of the text / rows of the tables)^(1/3) passes",
         f"a step takes {sizing.scale[0]:.2f} times what it took there at width {PROBES[0]}, "
         f"{sizing.scale[1]:.2f} times at "
         f"width {PROBES[1]}; the vocabulary is the largest whose ids are met {MIN_TOKEN_COUNT[0]} times on average, "

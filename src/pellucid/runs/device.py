@@ -124,9 +124,20 @@ def compile_block(block: nn.Module) -> None:
     block.compile()
 
 
+#: what autocast is in a graph; both depend on nothing but their arguments, which are part of a graph's key
+AUTOCAST = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
+
+
 def keep_compiled() -> None:
-    """Keep what is compiled with the project's other files, unless the environment names a folder."""
+    """Keep what is compiled with the project's other files, unless the environment names a folder.
+
+    Graphs with autocast are kept whole too. Without the list that PyTorch has for this, their kernels would be found
+    on disk, but every process would derive their backward pass and plan both graphs again (docs/log.md).
+    """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
+    from torch._inductor import config  # takes a second to import, which only runs that are compiled pay
+
+    config.unsafe_marked_cacheable_functions |= dict.fromkeys(AUTOCAST, torch.__version__)
 
 
 @contextmanager

@@ -87,7 +87,8 @@ class TrainOptions(Options):
     #: auto: an n-gram of the training text is stored in the run, and its share beside the network is fitted on training
     #: text that is set aside from both; next-token alone
     mix: Literal["no", "auto"] = "no"
-    #: how the learning rate falls after the warm-up: as a cosine, linearly over the last fifth (wsd), or not at all
+    #: how the learning rate falls after the warm-up: as a cosine, linearly, linearly over the last fifth (wsd), or not
+    #: at all
     schedule: ScheduleName = "cosine"
     #: steps over which the learning rate rises from 0; -1: 2 % of the steps, at most 100
     warmup: int = -1

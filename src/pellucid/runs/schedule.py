@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
-ScheduleName = Literal["cosine", "wsd", "constant"]
+ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
 
 
 def position(step: int, start: int, end: int, moved: Iterable[tuple[int, int]] = ()) -> float:
@@ -35,6 +35,7 @@ def rate_factor(
 
     warm-up   (step + 1) / warmup for the first `warmup` steps
     cosine    floor + (1 - floor) (1 + cos(pi t)) / 2,  t from 0 to 1 over what follows   (Loshchilov and Hutter 2016)
+    linear    1 - (1 - floor) t   (Defazio et al. 2023)
     wsd       1, then down to `floor` linearly over the last `decay` share of the run   (Hu et al. 2024)
     constant  1
     """
@@ -42,8 +43,10 @@ def rate_factor(
         return (step + 1) / warmup
     if shape == "constant":
         return 1.0
+    t = min((step - warmup) / max(n_steps - 1 - warmup, 1), 1.0)
     if shape == "cosine":
-        t = (step - warmup) / max(n_steps - 1 - warmup, 1)
-        return floor + (1 - floor) * (1 + math.cos(math.pi * min(t, 1.0))) / 2
+        return floor + (1 - floor) * (1 + math.cos(math.pi * t)) / 2
+    if shape == "linear":
+        return 1 - (1 - floor) * t
     start = n_steps - max(round(decay * n_steps), 1)
     return 1.0 if step < start else floor + (1 - floor) * max(n_steps - 1 - step, 0) / max(n_steps - 1 - start, 1)

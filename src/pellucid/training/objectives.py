@@ -8,6 +8,7 @@ chat           what an assistant writes, from the conversation before  (Ouyang e
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,7 +145,8 @@ def autocast(
     objective = summed_loss_in_chunks if n_logits >= MANY_LOGITS else summed_loss
 
     def loss(given: MicroBatch) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        # not entered where it would change nothing: a graph that enters it was traced anew in every process
+        with torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext():
             if expert_use is None:
                 return objective(network, given)
             return expert_use(objective, network, given, (scored_targets(given) != UNSCORED).sum())
