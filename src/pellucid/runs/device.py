@@ -124,15 +124,16 @@ def compile_block(block: nn.Module) -> None:
     block.compile()
 
 
-#: what autocast is in a graph; both depend on nothing but their arguments, which are part of a graph's key
+#: the functions by which a graph enters and leaves autocast; they depend on their arguments alone, which are part of the
+#: key by which the graph is found
 AUTOCAST = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
 
 
 def keep_compiled() -> None:
     """Keep what is compiled with the project's other files, unless the environment names a folder.
 
-    Graphs with autocast are kept whole too. Without the list that PyTorch has for this, their kernels would be found
-    on disk, but every process would derive their backward pass and plan both graphs again (docs/log.md).
+    PyTorch keeps a graph's kernels, and what it derives from the graph for the backward pass. It keeps the second only
+    where it knows every function in the graph, so it is told of those of autocast (docs/log.md).
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
     from torch._inductor import config  # takes a second to import, which only runs that are compiled pay

@@ -145,7 +145,7 @@ def autocast(
     objective = summed_loss_in_chunks if n_logits >= MANY_LOGITS else summed_loss
 
     def loss(given: MicroBatch) -> Tensor:
-        # not entered where it would change nothing: a graph that enters it was traced anew in every process
+        # float32 does not enter autocast at all: the compiler's cache refuses graphs that do (`keep_compiled`)
         with torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext():
             if expert_use is None:
                 return objective(network, given)
