@@ -63,8 +63,8 @@ PROSE, VARIETIES = 22.0, (0.5, 3.0)
 #: bits per character: from too few weights, too little text and too few steps, and the gain from n-gram tables, for
 #: subword tokens and for characters or bytes
 CAPACITY_FIT, DATA_FIT, STEP_FIT, TABLES = (0.206, 0.49, 0.202), (0.78, 0.169), (2.123, 0.382), (0.073, 0.25)
-#: bits per character that a run lacks beyond STEP_FIT where its steps are few, and the number of steps at which it lacks
-#: them; it falls with the square of the steps
+#: bits per character that a run lacks beyond STEP_FIT where its steps are few, and the number of steps at which it
+#: lacks them; it falls with the square of the steps
 START_FIT = (0.085, 300)
 
 

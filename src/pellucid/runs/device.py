@@ -124,8 +124,8 @@ def compile_block(block: nn.Module) -> None:
     block.compile()
 
 
-#: the functions by which a graph enters and leaves autocast; they depend on their arguments alone, which are part of the
-#: key by which the graph is found
+#: the functions by which a graph enters and leaves autocast; they depend on their arguments alone, which are part of
+#: the key by which the graph is found
 AUTOCAST = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
 
 

@@ -145,7 +145,7 @@ def autocast(
     objective = summed_loss_in_chunks if n_logits >= MANY_LOGITS else summed_loss
 
     def loss(given: MicroBatch) -> Tensor:
-        # float32 does not enter autocast at all: the compiler's cache refuses graphs that do (`keep_compiled`)
+        # float32 does not enter autocast at all, so that its graphs are kept without what `keep_compiled` tells PyTorch
         with torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext():
             if expert_use is None:
                 return objective(network, given)
