@@ -104,7 +104,7 @@ def run(python: Path, code: str, *arguments: str) -> str:
 
 
 def test_lm_eval_finds_what_it_finds_with_transformers(needs_clients, models, url, shakespeare, tmp_path):
-    """Log-likelihoods, rolling ones and texts are those of its `hf` on the exported model, to 1e-4."""
+    """Log-likelihoods, rolling ones and texts are those of its `hf` on the exported model, to 1e-4 or float32's digits."""
     lines = [line for line in shakespeare.splitlines() if len(line) > 40][:12]
     rows = [
         {"context": line[:20], "choices": [line[20:], lines[i - 1][20:], lines[i - 2][-9:]], "text": line * 5}
@@ -131,7 +131,8 @@ def test_lm_eval_finds_what_it_finds_with_transformers(needs_clients, models, ur
     assert served["written"] == local["written"]
     for mine, theirs in zip(served["choice"], local["choice"], strict=True):
         for ((log_prob, greedy),), ((other, as_greedy),) in zip(mine, theirs, strict=True):
-            assert float(log_prob) == pytest.approx(float(other), abs=1e-4)
+            # one number of float32 there, whose neighbours lie 6e-5 apart near -828
+            assert float(log_prob) == pytest.approx(float(other), rel=1e-6, abs=1e-4)
             assert greedy == as_greedy
     flags = [greedy for of in served["choice"] for ((_, greedy),) in of]
     assert {*flags} == {True, False}
