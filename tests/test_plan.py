@@ -101,17 +101,19 @@ def test_gpt2_has_the_published_size():
 
 
 def test_weights_gradients_and_averages_are_counted_to_the_number():
-    """4 bytes a weight and a gradient; of Muon one average a hidden number, of AdamW two of every other."""
-    for word in ("adamw", "muon"):
-        m = training_memory(recipe(optimizer=word))
+    """4 bytes a weight and a gradient; Muon and Adagrad keep one more of each of theirs, AdamW two."""
+    for word, of_tables in (("adamw", "adamw"), ("muon", "adamw"), ("adamw", "adagrad"), ("muon", "adagrad")):
+        m = training_memory(recipe(optimizer=word, ngram_optimizer=of_tables))
         network = Transformer(recipe().model)
         n = sum(p.numel() for p in network.parameters())
         tables = sum(b.numel() * b.element_size() for b in network.buffers())
         hidden = sum(p.numel() for name, p in network.named_parameters() if p.ndim == 2 and "blocks." in name)
+        tabled = sum(p.numel() for name, p in network.named_parameters() if ".ngrams." in name)
+        assert tabled > 0
         adamw = sum(1 for _ in network.parameters()) if word == "adamw" else 0
         assert m.gradients - 4 * n == pytest.approx(0, abs=64)
         assert 0 <= m.weights - 4 * n <= tables + 64 * 1024
-        expected = 8 * n if word == "adamw" else 8 * n - 4 * hidden
+        expected = 8 * n - 4 * hidden * (word == "muon") - 4 * tabled * (of_tables == "adagrad")
         assert m.optimizer == pytest.approx(expected, abs=4 * adamw + 4096)
 
 

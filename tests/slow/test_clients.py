@@ -104,7 +104,7 @@ def run(python: Path, code: str, *arguments: str) -> str:
 
 
 def test_lm_eval_finds_what_it_finds_with_transformers(needs_clients, models, url, shakespeare, tmp_path):
-    """Log-likelihoods, rolling ones and texts are those of its `hf` on the exported model, to 1e-4 or float32's digits."""
+    """Log-likelihoods, rolling ones and texts are those of its `hf` on the exported model, to 1e-4 or 1e-6 of them."""
     lines = [line for line in shakespeare.splitlines() if len(line) > 40][:12]
     rows = [
         {"context": line[:20], "choices": [line[20:], lines[i - 1][20:], lines[i - 2][-9:]], "text": line * 5}

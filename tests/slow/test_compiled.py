@@ -36,6 +36,8 @@ TIMES = 8
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Compiled graphs are kept between runs: not between those of a test and others."""
     monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    # an earlier test, or PyTorch, may have set it for the whole process
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache" / "compiled"))
     assert can_compile(resolve_device("cpu"))
 
 
@@ -100,8 +102,17 @@ def check_compiled(training: Training, precision: str) -> None:
         assert rounding < 0.02 * exact.min()
 
 
-def test_compiled_training_is_resumed_bit_for_bit(tmp_path: Path):
-    fields = {**FIELDS, "dropout": 0.1, "compile": "yes", "checkpoint_every": 4, "keep_last": 3}
+@pytest.mark.parametrize("of_tables", ["adamw", "adagrad"])
+def test_compiled_training_is_resumed_bit_for_bit(of_tables: str, tmp_path: Path):
+    fields = {
+        **FIELDS,
+        "dropout": 0.1,
+        "ngrams": (2, 3),
+        "ngram_optimizer": of_tables,
+        "compile": "yes",
+        "checkpoint_every": 4,
+        "keep_last": 3,
+    }
     whole = train(TEXT, out=tmp_path / "whole", steps=12, fields=fields)
     assert whole.recipe.train.compile == "yes"
     # the run as a kill after step 8 leaves it
@@ -114,9 +125,13 @@ def test_compiled_training_is_resumed_bit_for_bit(tmp_path: Path):
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_compiled_training(precision: str, tmp_path: Path):
-    check_compiled(Training(TEXT, tmp_path, 12, FIELDS | {"dropout": 0.0}), precision)
+@pytest.mark.parametrize(
+    ("precision", "of_tables"), [("float32", "adamw"), ("bfloat16", "adamw"), ("float32", "adagrad")]
+)
+def test_compiled_training(precision: str, of_tables: str, tmp_path: Path):
+    """With Adagrad tables of n-grams have gradients of the rows that a step meets."""
+    fields = FIELDS | {"dropout": 0.0, "ngrams": (2, 3), "ngram_optimizer": of_tables}
+    check_compiled(Training(TEXT, tmp_path, 12, fields), precision)
 
 
 def test_compiled_training_of_pairs(tmp_path: Path):

@@ -92,6 +92,10 @@ def test_while_it_is_open_steps_that_are_timed_have_the_least(text, tmp_path):
     assert training.recipe.train.ngram_weight_decay == -1.0
     assert training.optimizer.adamw is not None
     assert NGRAM_WEIGHT_DECAY in [group["weight_decay"] for group in training.optimizer.adamw.param_groups]
+    other = make_training(text, tmp_path / "other", ngram_optimizer="adagrad")
+    t, adagrad = other.recipe.train, other.optimizer.adagrad
+    assert adagrad is not None
+    assert adagrad.decay_of_rate * t.ngram_learning_rate == pytest.approx(t.learning_rate * NGRAM_WEIGHT_DECAY)
 
 
 @pytest.mark.parametrize("wrong", [-0.5, -2.0, float("nan")])

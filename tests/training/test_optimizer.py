@@ -18,18 +18,19 @@ def groups(training):
     found = []
     for part in training.optimizer.parts:
         kind = type(part).__name__
-        found += [(names[p], kind, g["weight_decay"]) for g in part.param_groups for p in g["params"]]
+        rate = training.recipe.train.learning_rate  # which scales every decay but Muon's
+        decay = part.decay_of_rate * part.param_groups[0]["lr"] / rate if kind == "Adagrad" else None
+        found += [(names[p], kind, g.get("weight_decay", decay)) for g in part.param_groups for p in g["params"]]
     return found
 
 
 @pytest.mark.item("S0-0-c", "S0-1.2-f")
 @pytest.mark.parametrize("word", ["adamw", "muon"])
-@pytest.mark.parametrize("unembed", ["tied", "untied"])
-def test_every_parameter_is_held_once_and_only_matrices_decay(text, tmp_path, word, unembed):
+@pytest.mark.parametrize(("unembed", "of_tables"), [("tied", "adamw"), ("untied", "adagrad")])
+def test_every_parameter_is_held_once_and_only_matrices_decay(text, tmp_path, word, unembed, of_tables):
     fields = {"attention.bias": "all", "mlp.bias": "all", "norm.kind": "layer", "positions.kind": "learned"}
-    training = make_training(
-        text, tmp_path / "run", optimizer=word, unembed=unembed, weight_decay=0.3, ngram_weight_decay=0.7, **fields
-    )
+    fields |= {"weight_decay": 0.3, "ngram_weight_decay": 0.7, "ngram_optimizer": of_tables}
+    training = make_training(text, tmp_path / "run", optimizer=word, unembed=unembed, **fields)
     found = groups(training)
     names = [name for name, _, _ in found]
     shapes = {n: p for n, p in training.network.named_parameters()}
@@ -37,9 +38,13 @@ def test_every_parameter_is_held_once_and_only_matrices_decay(text, tmp_path, wo
     assert ("unembed.weight" in names) == (unembed == "untied")
     assert sum(p.numel() for p in shapes.values()) == count_parameters(training.recipe.model)["total"]
     for name, kind, decay in found:
-        assert decay == (0.7 if ".ngrams." in name else 0.3 if shapes[name].ndim == 2 else 0.0), name
+        is_table = ".ngrams." in name
+        assert decay == pytest.approx(0.7 if is_table else 0.3 if shapes[name].ndim == 2 else 0.0), name
         hidden = shapes[name].ndim == 2 and name.startswith("blocks.")
-        assert kind == ("Muon" if word == "muon" and hidden else "AdamW"), name
+        expected = (
+            "Adagrad" if is_table and of_tables == "adagrad" else "Muon" if word == "muon" and hidden else "AdamW"
+        )
+        assert kind == expected, name
 
 
 def test_a_vector_with_no_gradient_does_not_move_and_a_matrix_shrinks(text, tmp_path):
@@ -98,15 +103,15 @@ def test_the_state_is_put_back_under_the_names_of_the_parameters(text, tmp_path)
         other.load_state({n: v for n, v in state.items() if "query.weight" not in n})
 
 
-def test_the_factor_scales_both_peaks(text):
-
-    recipe = recipe_for(text, learning_rate=0.5, muon_learning_rate=0.25)
+def test_the_factor_scales_all_peaks(text):
+    rates = {"learning_rate": 0.5, "muon_learning_rate": 0.25, "ngram_learning_rate": 0.125}
+    recipe = recipe_for(text, ngram_optimizer="adagrad", **rates)
     network = build_network(recipe, torch.device("cpu"))
     optimizer = make_optimizer(recipe, network)
     for factor in (0.5, 0.1, 1.0):
         optimizer.set_factor(factor)
         rates = [{group["lr"] for group in part.param_groups} for part in optimizer.parts]
-        assert rates == [{0.5 * factor}, {0.25 * factor}]
+        assert rates == [{0.5 * factor}, {0.25 * factor}, {0.125 * factor}]
 
 
 @pytest.mark.parametrize("shapes", [[(24, 16)], [(48, 8)], [(16, 40), (16, 40), (8, 8)]])

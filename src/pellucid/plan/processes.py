@@ -17,7 +17,7 @@ import torch
 from pellucid.architecture import Architecture
 from pellucid.plan.accelerators import TRAINING_SHARE, USABLE, Accelerator, PlanError
 from pellucid.plan.flops import flops
-from pellucid.runs.optimizer import is_hidden_matrix
+from pellucid.runs.optimizer import optimizer_of
 from pellucid.runs.options import with_train
 from pellucid.training.build import n_logits
 from pellucid.training.config import ParallelOptions
@@ -172,20 +172,23 @@ def divided_architecture(a: Architecture, tensor: int) -> Architecture:
 
 
 @lru_cache(maxsize=64)
-def units(recipe: Recipe) -> tuple[tuple[int, tuple[tuple[bool, torch.Size], ...]], ...]:
+def units(recipe: Recipe) -> tuple[tuple[int, tuple[tuple[str, torch.Size], ...]], ...]:
     """What `fully_shard` gathers at once: each kind of layer, and then all parameters outside of layers.
 
-    Each unit is the number of such layers, and of each parameter whether Muon has it and its shape.
+    Each unit is the number of such layers, and of each parameter its optimiser and its shape.
     """
     a = recipe.model
     if a.encoder is not None:
         raise PlanError("an encoder-decoder on many processes cannot be planned yet: plan it for one process")
-    muon = recipe.train.optimizer == "muon"
+    t = recipe.train
     with shapes_only():
         network = bare_network(replace(recipe, model=replace(a, n_layers=1)))
-        named = [(name, muon and is_hidden_matrix(name, p), p.shape) for name, p in network.named_parameters()]
-    layer = tuple((m, shape) for name, m, shape in named if name.startswith("blocks."))
-    others = tuple((m, shape) for name, m, shape in named if not name.startswith("blocks."))
+        named = [
+            (name, optimizer_of(name, p, t.optimizer, t.ngram_optimizer), p.shape)
+            for name, p in network.named_parameters()
+        ]
+    layer = tuple((word, shape) for name, word, shape in named if name.startswith("blocks."))
+    others = tuple((word, shape) for name, word, shape in named if not name.startswith("blocks."))
     return (a.n_layers, layer), (1, others)
 
 
@@ -214,7 +217,7 @@ def plan_processes(
         model=divided_architecture(a, layout.tensor),
         parallel=ParallelOptions(gather=recipe.parallel.gather),
     )
-    own = [(n, [(muon, part_of(shape, layout.shard)) for muon, shape in unit]) for n, unit in units(local)]
+    own = [(n, [(word, part_of(shape, layout.shard)) for word, shape in unit]) for n, unit in units(local)]
     numbers = sum(n * sum(shape.numel() for _, shape in unit) for n, unit in own)
     optimizer = _optimizer_bytes(own)
     gathered, working, why_bound = _gathered_and_working(local, layout, passes, FLOAT * 2 * numbers + optimizer)
@@ -285,11 +288,11 @@ def divided_memory(local: Recipe, layout: Layout) -> Memory:
     return Memory(*step_lines(any_batch, chunked).at(local.train.batch))
 
 
-def _optimizer_bytes(own: list[tuple[int, list[tuple[bool, torch.Size]]]]) -> int:
+def _optimizer_bytes(own: list[tuple[int, list[tuple[str, torch.Size]]]]) -> int:
     kinds: Counter[ParameterKind] = Counter()
     for n, unit in own:
-        for muon, part in unit:
-            kinds[muon, part, part] += n
+        for word, part in unit:
+            kinds[word, part, part] += n
     return optimizer_bytes(kinds)
 
 

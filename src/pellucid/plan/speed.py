@@ -16,9 +16,10 @@ from pellucid.model.lora import adapt
 from pellucid.model.weights import initialise
 from pellucid.parameter_counts import count_parameters
 from pellucid.plan.flops import flops
+from pellucid.runs.gradients import clip
 from pellucid.runs.optimizer import Optimizer, make_optimizer
 from pellucid.runs.options import with_train
-from pellucid.training.build import choose_kernel, choose_paths, n_logits
+from pellucid.training.build import choose_gradients, choose_kernel, choose_paths, n_logits
 from pellucid.training.objectives import MicroBatch, autocast
 from pellucid.training.recipe import Recipe
 from pellucid.training.resolve_recipe import resolve_batch
@@ -111,6 +112,7 @@ def steppers(recipes: Sequence[Recipe], device: torch.device) -> list[Callable[[
     if recipe.adapt.rank:
         adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.new_ids)
     choose_paths(network, recipe)
+    choose_gradients(network, resolve_batch(recipe, device), device)
     network.to(device).train()
     optimizer = make_optimizer(recipe, network)
     return [_step_of(resolve_batch(recipe, device), network, optimizer, device) for recipe in recipes]
@@ -127,9 +129,7 @@ def _step_of(recipe: Recipe, network: Transformer, optimizer: Optimizer, device:
         optimizer.zero_grad()
         for _ in range(recipe.train.accumulate):
             (loss(batch_data) / batch_data.targets.numel()).backward()
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        torch.nn.utils.clip_grads_with_norm_(parameters, recipe.train.clip or 1.0, norm)
+        clip(parameters, recipe.train.clip or 1.0)
         optimizer.step(good)
         parameters[0].flatten()[0].item()
 

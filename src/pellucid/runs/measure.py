@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from pellucid.runs.gradients import clip
 from pellucid.runs.optimizer import Optimizer, make_optimizer
 from pellucid.runs.trainable import BatchLoss, Trainable
 
@@ -110,6 +111,7 @@ def measure_network(trainable: Trainable[Any], poll: Callable[[], object], budge
         wait()
 
     def update() -> None:
+        clip(network.parameters(), t.clip)
         optimizer.step(bad)
         wait()
 
@@ -156,8 +158,7 @@ def step_without_change(trainable: Trainable[Any], loss: BatchLoss, optimizer: O
         for micro in range(t.accumulate):
             batch = data.at(0, micro, t.accumulate * trainable.processes.n_shares)
             (loss(batch) / (batch.total or recipe.tokens_per_step)).backward()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        torch.nn.utils.clip_grads_with_norm_(parameters, t.clip or 1.0, norm)
+        clip(parameters, t.clip or 1.0)
         optimizer.step(good)
         next(iter(parameters)).flatten()[0].item()  # reading a number waits for the device
 

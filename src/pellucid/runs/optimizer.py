@@ -1,4 +1,4 @@
-"""AdamW and Muon as one optimiser whose bad steps leave no trace."""
+"""AdamW, Muon and Adagrad as one optimiser whose bad steps leave no trace."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -6,12 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pellucid.runs.adagrad import DECAY_EVERY, Adagrad
 from pellucid.runs.muon import Muon
-from pellucid.runs.options import OptimizerName, RunRecipe
+from pellucid.runs.options import NGramOptimizerName, OptimizerName, RunRecipe
 from pellucid.runs.processes import ALONE, Processes
 
 #: the precision of Muon's iteration where a recipe has another than float32
 MUON_DTYPES = {"bfloat16": torch.bfloat16}
+#: what each optimiser remembers of a parameter
+STATE = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Muon": ("momentum_buffer",), "Adagrad": ("sum",)}
 #: the least weight decay of tables of n-grams that is chosen, which suits a text that is read about once
 NGRAM_WEIGHT_DECAY = 2.0
 
@@ -26,12 +29,21 @@ def is_ngram_table(name: str) -> bool:
     return ".ngrams." in name
 
 
+def optimizer_of(name: str, p: Tensor, optimizer: OptimizerName, ngram_optimizer: NGramOptimizerName) -> str:
+    """Which of muon, adagrad and adamw has this parameter, by two words of a recipe."""
+    if is_ngram_table(name):
+        return ngram_optimizer
+    return "muon" if optimizer == "muon" and is_hidden_matrix(name, p) else "adamw"
+
+
 class Optimizer:
     """AdamW for everything (`adamw`), or Muon for hidden matrices and AdamW for the rest (`muon`).
 
+    Tables of n-grams have Adagrad where that is asked for, and AdamW otherwise.
+
     Weight decay is decoupled and on matrices only: norms, biases and other vectors never decay, and tables of n-grams
-    by a rate of their own. A tied matrix is one parameter, counted once; what is frozen has no state. Sources:
-    Loshchilov and Hutter 2017; Jordan et al. 2024.
+    by a rate of their own, which goes by AdamW's learning rate. A tied matrix is one parameter, counted once; what is
+    frozen has no state. Sources: Loshchilov and Hutter 2017; Jordan et al. 2024; Duchi et al. 2011.
     """
 
     def __init__(
@@ -45,13 +57,16 @@ class Optimizer:
         eps: float,
         weight_decay: float,
         ngram_weight_decay: float = 0.0,
+        ngram_optimizer: NGramOptimizerName = "adamw",
+        ngram_learning_rate: float = 0.05,
         muon_dtype: torch.dtype = torch.float32,
         processes: Processes = ALONE,
     ):
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        hidden = [(n, p) for n, p in named if word == "muon" and is_hidden_matrix(n, p)]
-        taken = {n for n, _ in hidden}
-        rest = [(n, p) for n, p in named if n not in taken]
+        of: dict[str, list[tuple[str, nn.Parameter]]] = {"muon": [], "adagrad": [], "adamw": []}
+        for n, p in named:
+            of[optimizer_of(n, p, word, ngram_optimizer)].append((n, p))
+        rest, hidden, tables = of["adamw"], [p for _, p in of["muon"]], [p for _, p in of["adagrad"]]
         groups = [
             {"params": [p for n, p in rest if p.ndim >= 2 and not is_ngram_table(n)], "weight_decay": weight_decay},
             {"params": [p for n, p in rest if is_ngram_table(n)], "weight_decay": ngram_weight_decay},
@@ -60,13 +75,16 @@ class Optimizer:
         groups = [group for group in groups if group["params"]]
         self.names = {p: n for n, p in named}
         self.adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True) if groups else None
-        hidden_only = [p for _, p in hidden]
-        self.muon = Muon(hidden_only, muon_learning_rate, weight_decay, muon_dtype, processes) if hidden else None
-        self.parts: Sequence[torch.optim.Optimizer] = [part for part in (self.adamw, self.muon) if part]
+        self.muon = Muon(hidden, muon_learning_rate, weight_decay, muon_dtype, processes) if hidden else None
+        decay = learning_rate * ngram_weight_decay
+        self.adagrad = Adagrad(tables, ngram_learning_rate, decay, eps, processes) if tables else None
+        self.decays = False
+        self.parts: Sequence[torch.optim.Optimizer] = [part for part in (self.adamw, self.muon, self.adagrad) if part]
         self.peaks = [[group["lr"] for group in part.param_groups] for part in self.parts]
 
-    def set_factor(self, factor: float) -> None:
-        """Learning rates for the next step: the peaks times `factor`."""
+    def set_factor(self, factor: float, step: int = 1) -> None:
+        """Learning rates for the next step: the peaks times `factor`. `step` steps were taken before it."""
+        self.decays = step % DECAY_EVERY == 0
         for part, peaks in zip(self.parts, self.peaks, strict=True):
             for group, peak in zip(part.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
@@ -91,6 +109,8 @@ class Optimizer:
             self.adamw.step()
         if self.muon:
             self.muon.step(bad)
+        if self.adagrad:
+            self.adagrad.step(bad, self.decays)
 
     @staticmethod
     def _params(part: torch.optim.Optimizer) -> Iterable[nn.Parameter]:
@@ -108,7 +128,7 @@ class Optimizer:
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Put back what `state` gave; raises KeyError naming the first quantity that is missing."""
         for part in self.parts:
-            keys = ("step", "exp_avg", "exp_avg_sq") if part is self.adamw else ("momentum_buffer",)
+            keys = STATE[type(part).__name__]
             for p in self._params(part):
                 values: dict[str, Any] = {}
                 for key in keys:
@@ -132,6 +152,8 @@ def make_optimizer(recipe: RunRecipe, network: nn.Module, processes: Processes =
         eps=t.eps,
         weight_decay=t.weight_decay,
         ngram_weight_decay=NGRAM_WEIGHT_DECAY if t.ngram_weight_decay < 0 else t.ngram_weight_decay,
+        ngram_optimizer=t.ngram_optimizer,
+        ngram_learning_rate=t.ngram_learning_rate,
         muon_dtype=MUON_DTYPES.get(t.precision, torch.float32),
         processes=processes,
     )

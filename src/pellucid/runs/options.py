@@ -14,6 +14,7 @@ from pellucid.option_values import parse_value
 from pellucid.runs.schedule import ScheduleName
 
 OptimizerName = Literal["adamw", "muon"]
+NGramOptimizerName = Literal["adagrad", "adamw"]
 #: pairs of steps
 Segments = tuple[tuple[int, int], ...]
 #: the options that say how long a run is; at most one of them is given
@@ -68,6 +69,10 @@ class TrainOptions(Options):
     learning_rate: float = 5e-3
     #: the largest learning rate of Muon
     muon_learning_rate: float = 2e-2
+    #: adamw for tables of n-grams, or adagrad, which costs nothing for the rows that a step does not meet
+    ngram_optimizer: NGramOptimizerName = "adamw"
+    #: the largest learning rate of Adagrad
+    ngram_learning_rate: float = 0.05
     #: decay of AdamW's average of the gradients
     beta_1: float = 0.9
     #: decay of AdamW's average of the squared gradients
@@ -76,8 +81,9 @@ class TrainOptions(Options):
     eps: float = 1e-8
     #: decoupled weight decay, of matrices only
     weight_decay: float = 0.1
-    #: weight decay of the tables of n-grams, which would soon know the training text by heart; -1: chosen by the steps
-    #: that one reading of the text takes, so that a row is forgotten before its place is read again
+    #: weight decay of the tables of n-grams, which would soon know the training text by heart, times learning_rate a
+    #: step; -1: chosen by the steps that one reading of the text takes, so that a row is forgotten before its place is
+    #: read again
     ngram_weight_decay: float = -1.0
     #: the largest norm of the gradient; 0: the gradient is not clipped
     clip: float = 1.0
@@ -146,7 +152,7 @@ class TrainOptions(Options):
             "checkpoint_every",
         ):
             refuse_unless(getattr(self, name) >= 0, name, "0 or more")
-        for name in ("learning_rate", "muon_learning_rate", "eps", "init_std"):
+        for name in ("learning_rate", "muon_learning_rate", "ngram_learning_rate", "eps", "init_std"):
             refuse_unless(getattr(self, name) > 0, name, "a number above 0")
         decay = self.ngram_weight_decay
         refuse_unless(decay >= 0 or decay == -1, "ngram_weight_decay", "0 or more, or -1 to have it chosen")

@@ -22,6 +22,7 @@ from pellucid.runs.checkpoint import (
     write_checkpoint,
     write_json,
 )
+from pellucid.runs.gradients import clip
 from pellucid.runs.interrupt import Interrupted, Interruption, Phase
 from pellucid.runs.metrics import MetricsFile
 from pellucid.runs.optimizer import Optimizer
@@ -125,7 +126,7 @@ class Trainer(Generic[RecipeT]):
         t, clocks = self.recipe.train, Clocks()
         torch.manual_seed(step_seed(t.seed, self.step))
         rate = self.factor(self.step)
-        self.optimizer.set_factor(rate)
+        self.optimizer.set_factor(rate, self.step)
         self.optimizer.zero_grad()
         trainable, tokens_per_step = self.trainable, self.recipe.tokens_per_step
         total = torch.zeros((), device=next(self.network.parameters()).device)
@@ -142,7 +143,7 @@ class Trainer(Generic[RecipeT]):
         if "added" in figures:
             total -= figures.pop("added") / (batch.total or tokens_per_step)
         total = self.processes.summed(total)
-        norm = self.clip(t.clip)
+        norm = clip(self.network.parameters(), t.clip, self.processes)
         bad = ~(torch.isfinite(total) & torch.isfinite(norm))
         self.optimizer.step(bad)
         self.step += 1
@@ -161,14 +162,6 @@ class Trainer(Generic[RecipeT]):
         """The speed of a step, and its share of the peak, for the row of the step."""
         speed = {f"{self.trainable.unit}s_per_second": round(targets_per_second, 1)}
         return speed | ({"share_of_peak": round(targets_per_second / self.peak, 4)} if self.peak else {})
-
-    def clip(self, largest: float) -> Tensor:
-        """The norm of the gradient before clipping; the gradient is scaled down where its norm is above `largest`."""
-        parameters = [p for p in self.network.parameters() if p.grad is not None]
-        norm = self.processes.norm([p.grad for p in parameters if p.grad is not None])
-        if largest:
-            torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
-        return norm
 
     def read_figures(self, keep: int) -> None:
         """Write the rows of all but the last `keep` steps; raises NumericsError after three bad steps in a row."""

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
 from pellucid.model.attention import choose_attention_kernel
+from pellucid.model.embed import NGrams
 from pellucid.model.lora import adapt, first_adapters, start_adapters
 from pellucid.model.weights import (
     check_same_shapes,
@@ -27,6 +28,7 @@ from pellucid.model.weights import (
 from pellucid.presets import with_vocabulary
 from pellucid.runs.interrupt import Interruption, Phase
 from pellucid.runs.options import RecipeError, TrainOptions, with_train
+from pellucid.runs.processes import ALONE, Processes
 from pellucid.runs.reporter import PlainReporter
 from pellucid.runs.run_dir import cache_folder
 from pellucid.text.chat_template import CHATML, CHATML_MARKERS, ChatTemplate
@@ -292,6 +294,22 @@ def choose_paths(network: Transformer, recipe: Recipe) -> None:
     choose_kernel(network, recipe)
     if recipe.train.recompute == "yes":
         recompute_blocks(network)
+
+
+def choose_gradients(network: Transformer, recipe: Recipe, device: torch.device, processes: Processes = ALONE) -> None:
+    """Let tables of n-grams have gradients of only those rows that a step meets, where these are few.
+
+    For one process on a CPU: elsewhere the number of rows would have to be waited for, or sent. And not for compiled
+    steps: PyTorch's compiler fails where several tables have such gradients.
+    """
+    t = recipe.train
+    is_asked = t.ngram_optimizer == "adagrad" and t.compile != "yes" and device.type == "cpu" and processes.n == 1
+    are_few = recipe.tokens_per_step <= recipe.model.ngram_rows / 2
+    for module in network.modules():
+        if isinstance(module, NGrams):
+            for table in module.tables.values():
+                assert isinstance(table, nn.Embedding)
+                table.sparse = is_asked and are_few
 
 
 def choose_kernel(network: Transformer, recipe: Recipe) -> None:

@@ -152,6 +152,11 @@ class Base:
 
 #: the defaults of a run that starts from trained weights: a tenth of the learning rates, and tables of n-grams that are
 #: not forgotten in one reading of the text
-CONTINUING = {"train.learning_rate": 5e-4, "train.muon_learning_rate": 2e-3, "train.ngram_weight_decay": 2.0}
+CONTINUING = {
+    "train.learning_rate": 5e-4,
+    "train.muon_learning_rate": 2e-3,
+    "train.ngram_learning_rate": 5e-3,
+    "train.ngram_weight_decay": 2.0,
+}
 #: the defaults of a run of adapters
 ADAPTING = {"train.optimizer": "adamw", "train.learning_rate": 2e-3, "train.weight_decay": 0.0}

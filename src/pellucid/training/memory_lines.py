@@ -22,8 +22,9 @@ from pellucid.model import Transformer
 from pellucid.model.dropout import draw_by_sample
 from pellucid.model.lora import adapt
 from pellucid.model.mlp import MixtureOfExperts
+from pellucid.runs.adagrad import update
 from pellucid.runs.muon import update_together
-from pellucid.runs.optimizer import is_hidden_matrix
+from pellucid.runs.optimizer import optimizer_of
 from pellucid.runs.processes import Processes
 from pellucid.training.build import choose_paths
 from pellucid.training.memory_layout import ShardedMemory, divide_stream, part_of, round_blocks
@@ -260,22 +261,25 @@ def _integers(value: Any) -> Iterator[int]:
         yield int(value)
 
 
-#: parameters of one kind: whether Muon has them, the shape of a process's part, and that of the whole
-ParameterKind = tuple[bool, torch.Size, torch.Size]
+#: parameters of one kind: muon, adagrad or adamw, the shape of a process's part, and that of the whole
+ParameterKind = tuple[str, torch.Size, torch.Size]
+#: how many averages, or sums, each optimiser keeps of a number
+KEPT = {"muon": 1, "adagrad": 1, "adamw": 2}
 
 
 @lru_cache(maxsize=64)
 def weights_and_parameters(recipe: Recipe) -> tuple[int, Counter[ParameterKind]]:
     """The bytes of the network's weights and tables, and the number of trained parameters of each kind."""
-    muon, shard = recipe.train.optimizer == "muon", max(1, recipe.parallel.shard)
+    t, shard = recipe.train, max(1, recipe.parallel.shard)
     with shapes_only() as mode:
         network = bare_network(recipe)
         named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
         elsewhere = sum(FLOAT * (p.numel() - part_of(p.shape, shard).numel()) for p in network.parameters())
         weights = mode.live.fixed - elsewhere
         whole = whole_shapes(recipe)
-        kinds = Counter((muon and is_hidden_matrix(name, p), part_of(p.shape, shard), whole[name]) for name, p in named)
-        return weights, kinds
+        words = [optimizer_of(name, p, t.optimizer, t.ngram_optimizer) for name, p in named]
+        parts = [(part_of(p.shape, shard), whole[name]) for name, p in named]
+        return weights, Counter((word, *part) for word, part in zip(words, parts, strict=True))
 
 
 def whole_shapes(recipe: Recipe) -> dict[str, torch.Size]:
@@ -309,9 +313,9 @@ def without_layers(a: Architecture, repeat: RepeatedLayers) -> Architecture:
 
 
 def optimizer_bytes(trained: Counter[ParameterKind]) -> int:
-    """Muon keeps one average for each number; AdamW two, and a count of steps; and there is the flag of a bad step."""
-    averages = sum(n * FLOAT * part.numel() * (1 if muon else 2) for (muon, part, _), n in trained.items())
-    counts = sum(n for (muon, _, _), n in trained.items() if not muon)
+    """KEPT for each number; AdamW also counts the steps of a parameter, and there is the flag of a bad step."""
+    averages = sum(n * FLOAT * part.numel() * KEPT[word] for (word, part, _), n in trained.items())
+    counts = sum(n for (word, _, _), n in trained.items() if word == "adamw")
     return averages + FLOAT * counts + 1 + (FLOAT if counts else 0)
 
 
@@ -348,10 +352,23 @@ def _muon_bytes(part: torch.Size, whole: torch.Size, n: int, precision: str) -> 
         return max(line.fixed for line in record) - start.fixed
 
 
+@lru_cache(maxsize=64)
+def _adagrad_bytes(part: torch.Size) -> int:
+    """The largest memory while Adagrad updates a table, besides it, its gradient and its sum."""
+    with shapes_only() as mode:
+        p, squares, gradient = (torch.empty(part) for _ in range(3))
+        bad = torch.zeros((), dtype=torch.bool)
+        start, _ = mode.new_part()
+        update(p, squares, gradient, 0.1, 1e-8, bad)
+        _, record = mode.new_part()
+        return max(line.fixed for line in record) - start.fixed
+
+
 def update_bytes(trained: Counter[ParameterKind], precision: str) -> int:
     """The largest memory of clipping and the optimiser's step, besides weights, gradients and averages.
 
     Clipping needs the norm of each gradient, a vector of all these norms, and its norm.
     """
-    muon = (_muon_bytes(part, whole, n, precision) for (of_muon, part, whole), n in trained.items() if of_muon)
-    return max(FLOAT * (2 * trained.total() + 1), *muon, 0)
+    muon = [_muon_bytes(*parts, n, precision) for (word, *parts), n in trained.items() if word == "muon"]
+    adagrad = [_adagrad_bytes(part) for word, part, _ in trained if word == "adagrad"]
+    return max(FLOAT * (2 * trained.total() + 1), *muon, *adagrad, 0)

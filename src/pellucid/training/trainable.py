@@ -36,6 +36,7 @@ from pellucid.training.build import (
     ChooseSizes,
     Weights,
     build_network,
+    choose_gradients,
     choose_kernel,
     describe_adapters,
     describe_model,
@@ -125,6 +126,7 @@ class TransformerStepTimer:
 
             def take() -> None:
                 choose_kernel(network, recipe)
+                choose_gradients(network, recipe, trainable.device, trainable.processes)
                 optimizer.set_precision(t.precision)
                 step()
 
@@ -219,6 +221,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
         lines.append(decay)
         recipe = self.recipe
         choose_kernel(self.network, recipe)
+        choose_gradients(self.network, recipe, device, self.processes)
         if recipe.adapt.rank:
             lines.append(describe_adapters(recipe))
         with interruption.phase("counting n-grams to compare with") as phase:
@@ -262,6 +265,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
     def build(self, device: torch.device | None = None) -> None:
         device = torch.device("meta") if self.is_made_in_parts else device or self.device
         self.network = build_network(self.recipe, device, self.weights)
+        choose_gradients(self.network, self.recipe, device, self.processes)
 
     def each_first_value(self) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
         """Every parameter and its values before the first step, one whole tensor after another."""

@@ -34,7 +34,8 @@ IMAGE_TRAIN = TrainOptions(
 )
 #: options that an image classifier does not have
 NOT_OF_IMAGES = {
-    *("tokens", "accumulate", "optimizer", "muon_learning_rate", "ngram_weight_decay", "balance"),
+    *("tokens", "accumulate", "optimizer", "muon_learning_rate", "balance"),
+    *("ngram_optimizer", "ngram_learning_rate", "ngram_weight_decay"),
     *("objective", "mask_share", "mix"),
     *("precision", "compile", "attention", "recompute", "evaluate_tokens", "sample_every", "sample_prompt"),
 }
