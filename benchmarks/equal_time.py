@@ -3,12 +3,13 @@
     python -m benchmarks.equal_time --data FOLDER --nanogpt PATH [--before SRC] --minutes 1 3 --texts shakespeare udhr
 
 Each trains on the first nine tenths of a text (of every book, or of the lines of all languages in turn), and is scored
-on the rest by `benchmarks.strided_loss`. Ours is `pellucid train TEXT --minutes M`, which sets a part of the nine
-tenths aside for itself; tiny Shakespeare is read by characters. With `--mix auto` the run holds an n-gram, and what is
-scored is both together. nanoGPT has its recipe for CPUs, by characters, in each of the sizes asked for, with as many
-steps as fit into the same minutes, start and end included; only the best of its sizes is to be compared. `--before` is
-the source folder of an earlier edition. The n-gram is of characters on tiny Shakespeare and of the default tokens on
-the other texts. FOLDER has `gutenberg/` and `udhr.zip`. What `--results` holds already is not run again.
+on the rest by `benchmarks.strided_loss`. Ours is `pellucid train TEXT --held-out REST --minutes M`: as nanoGPT, it
+trains on all nine tenths and watches its loss on the rest. Tiny Shakespeare is read by characters. With `--mix auto`
+the run holds an n-gram, and what is scored is both together. nanoGPT has its recipe for CPUs, by characters, in each of
+the sizes asked for, with as many steps as fit into the same minutes, start and end included; only the best of its sizes
+is to be compared. `--before` is the source folder of an earlier edition. The n-gram is of characters on tiny
+Shakespeare and of the default tokens on the other texts. FOLDER has `gutenberg/` and `udhr.zip`. What `--results` holds
+already is not run again.
 """
 
 import argparse
@@ -73,7 +74,8 @@ class Contest:
         base = ["env", *(f"{k}={v}" for k, v in environment.items()), sys.executable, "-m"]
         text, held_out = self.folder / "train.txt", self.folder / "held-out.txt"
         tokenizer = ["--set", "text.tokenizer=char"] if self.name == "shakespeare" else []
-        seconds, _ = run([*base, "pellucid", "train", str(text), *tokenizer, *arguments, "--out", out], Path.cwd())
+        given = [str(text), "--held-out", str(held_out), *tokenizer, *arguments]
+        seconds, _ = run([*base, "pellucid", "train", *given, "--out", out], Path.cwd())
         _, printed = run([*base, "benchmarks.strided_loss", out, str(held_out)], Path.cwd())
         return {"seconds": seconds} | json.loads(printed.splitlines()[-1])
 
