@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,16 +20,18 @@ import torch
 from kinds import CHAT_FIELDS, write_conversations
 from tiny import FIELDS, assert_same_tensors, rows, tensors, write_text
 from together import STEPS, do_in, laid_out, together, train
+from torch import nn
 
 import pellucid
 from pellucid import cli
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
+from pellucid.runs import trainer as trainer_module
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.device import describe_device, peak_speed
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.options import RecipeError
-from pellucid.runs.processes import Clocks, world_size
+from pellucid.runs.processes import Clocks, Processes, world_size
 from pellucid.runs.reporter import PlainReporter, waiting_of
 from pellucid.runs.trainer import Trainer
 from pellucid.training import autotune, objectives, parallel
@@ -564,15 +567,17 @@ def test_a_process_that_hangs_is_named(text, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_step_that_is_not_finite_in_one_process_changes_nothing_in_any(text, tmp_path, monkeypatch):
     """Its gradients are divided among both; the checkpoint after it is that before it, bit for bit."""
-    real = Trainer.clip
+    real, calls = trainer_module.clip, []
 
-    def clip(self: Trainer, largest: float) -> torch.Tensor:
-        if self.step == 2 and not self.processes.is_first:
-            first = next(p for p in self.network.parameters() if p.grad is not None and p.grad.to_local().numel())
+    def clip(parameters: Iterable[nn.Parameter], largest: float, processes: Processes) -> torch.Tensor:
+        parameters = list(parameters)
+        calls.append(largest)  # of this process
+        if len(calls) == 3 and not processes.is_first:
+            first = next(p for p in parameters if p.grad is not None and p.grad.to_local().numel())
             first.grad.to_local().view(-1)[0] = math.nan
-        return real(self, largest)
+        return real(parameters, largest, processes)
 
-    monkeypatch.setattr(Trainer, "clip", clip)
+    monkeypatch.setattr(trainer_module, "clip", clip)
     run = train(
         text, tmp_path / "run", 2, optimizer="muon", steps=3, checkpoint_every=1, keep_last=9, **laid_out((1, 2, 1))
     )
