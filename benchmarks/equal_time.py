@@ -74,8 +74,8 @@ class Contest:
         base = ["env", *(f"{k}={v}" for k, v in environment.items()), sys.executable, "-m"]
         text, held_out = self.folder / "train.txt", self.folder / "held-out.txt"
         tokenizer = ["--set", "text.tokenizer=char"] if self.name == "shakespeare" else []
-        given = [str(text), "--held-out", str(held_out), *tokenizer, *arguments]
-        seconds, _ = run([*base, "pellucid", "train", *given, "--out", out], Path.cwd())
+        options = [str(text), "--held-out", str(held_out), *tokenizer, *arguments]
+        seconds, _ = run([*base, "pellucid", "train", *options, "--out", out], Path.cwd())
         _, printed = run([*base, "benchmarks.strided_loss", out, str(held_out)], Path.cwd())
         return {"seconds": seconds} | json.loads(printed.splitlines()[-1])
 

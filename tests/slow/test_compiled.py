@@ -129,7 +129,7 @@ def test_compiled_training_is_resumed_bit_for_bit(of_tables: str, tmp_path: Path
     ("precision", "of_tables"), [("float32", "adamw"), ("bfloat16", "adamw"), ("float32", "adagrad")]
 )
 def test_compiled_training(precision: str, of_tables: str, tmp_path: Path):
-    """With Adagrad tables of n-grams have gradients of the rows that a step meets."""
+    """With Adagrad, tables of n-grams have sparse gradients in eager steps, and whole ones in compiled steps."""
     fields = FIELDS | {"dropout": 0.0, "ngrams": (2, 3), "ngram_optimizer": of_tables}
     check_compiled(Training(TEXT, tmp_path, 12, fields), precision)
 

@@ -82,9 +82,9 @@ def test_the_decay_of_many_steps_is_applied_at_once_to_every_row(text, tmp_path)
 
 
 def test_weights_are_those_of_gradients_of_all_rows(text, tmp_path):
-    """Twelve steps give the same weights by gradients of all rows and of only those that a step meets.
+    """Twelve steps with sparse gradients give the weights of twelve steps with whole ones.
 
-    They are of those where a step has at most half as many tokens as a table has rows.
+    Gradients are sparse where a step has at most half as many tokens as a table has rows.
     """
     few = make_training(text, tmp_path / "few", **ADAGRAD)
     for n_rows, is_sparse in ((FEW, True), (ALL, False)):

@@ -44,7 +44,10 @@ NEEDED, SHORT = 1 + ROUNDS[0], (50.0, 20)
 #: times the best time without compilation above which a combination is not compiled to be timed
 FAR = 1.4
 #: the options of training on which the time of a step depends, beside the combination
-SHAPE = ("batch", "accumulate", "objective", "optimizer", "clip", "balance", "recompute", "deterministic")
+SHAPE = (
+    *("batch", "accumulate", "objective", "optimizer", "ngram_optimizer"),
+    *("clip", "balance", "recompute", "deterministic"),
+)
 
 
 @dataclass(frozen=True)

@@ -263,8 +263,8 @@ def _integers(value: Any) -> Iterator[int]:
 
 #: parameters of one kind: muon, adagrad or adamw, the shape of a process's part, and that of the whole
 ParameterKind = tuple[str, torch.Size, torch.Size]
-#: how many averages, or sums, each optimiser keeps of a number
-KEPT = {"muon": 1, "adagrad": 1, "adamw": 2}
+#: how many averages, or sums, each optimiser has of a number
+AVERAGES = {"muon": 1, "adagrad": 1, "adamw": 2}
 
 
 @lru_cache(maxsize=64)
@@ -313,8 +313,8 @@ def without_layers(a: Architecture, repeat: RepeatedLayers) -> Architecture:
 
 
 def optimizer_bytes(trained: Counter[ParameterKind]) -> int:
-    """KEPT for each number; AdamW also counts the steps of a parameter, and there is the flag of a bad step."""
-    averages = sum(n * FLOAT * part.numel() * KEPT[word] for (word, part, _), n in trained.items())
+    """AVERAGES of each number; AdamW also counts the steps of a parameter, and there is the flag of a bad step."""
+    averages = sum(n * FLOAT * part.numel() * AVERAGES[word] for (word, part, _), n in trained.items())
     counts = sum(n for (word, _, _), n in trained.items() if word == "adamw")
     return averages + FLOAT * counts + 1 + (FLOAT if counts else 0)
 
