@@ -63,7 +63,7 @@ def test_every_function_of_the_reference_cites_its_source():
     for name, f in functions():
         assert f.__doc__, name
         if not any(part in name for part in bookkeeping):
-            assert re.search(r"\bS[0-4]\b|et al\. \d{4}|pellucid\.tensor_names", f.__doc__), name
+            assert re.search(r"\bS[0-4]\b|(?:et al\.|and [A-Z]\w+) \d{4}|pellucid\.tensor_names", f.__doc__), name
         for erratum in re.findall(r"E-(\d+)", f.__doc__):
             assert int(erratum) in {*range(1, 80), 81, 82}, name
 

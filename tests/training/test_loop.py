@@ -187,7 +187,7 @@ def test_bits_per_byte_do_not_depend_on_the_tokenizer_s_units(text, tmp_path):
 
 
 def test_the_metrics_have_a_row_for_every_step(text, tmp_path):
-    done = start(text, tmp_path / "run", steps=7, evaluate_every=3)
+    done = start(text, tmp_path / "run", steps=7, evaluate_every=3, first_weights="drawn")
     steps = [row for row in rows(done.path) if "loss" in row]
     assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6, 7]
     assert [row["tokens"] for row in steps] == [64 * k for k in range(1, 8)]
@@ -275,7 +275,9 @@ def test_attention_that_no_fused_kernel_computes_is_explicit_and_says_so(text, a
 
 @pytest.mark.slow
 def test_explicit_attention_trains_to_the_same_losses_and_resumes_bit_for_bit(text, tmp_path):
-    plain, written = (start(text, tmp_path / w, attention=w, dropout=0.0).path for w in ("fused", "explicit"))
+    plain, written = (
+        start(text, tmp_path / w, attention=w, dropout=0.0, first_weights="drawn").path for w in ("fused", "explicit")
+    )
     losses = [[row["loss"] for row in rows(run) if "loss" in row] for run in (plain, written)]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -1,5 +1,7 @@
 """Tokens to vectors, and vectors back to logits."""
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,20 +27,29 @@ class NGrams(nn.Module):
     def __init__(self, a: Architecture):
         super().__init__()
         self.tables = nn.ModuleDict({str(n): nn.Embedding(a.ngram_rows, a.embed_sum_width) for n in a.ngrams})
-        self.rows, self.longest = a.ngram_rows, max(a.ngrams)
+        self.rows = a.ngram_rows
 
     def forward(self, history: History, positions: PositionIds) -> Stream:
         """The vectors of the last positions of `history`, as many as `positions` has."""
-        n_new = positions.size(-1)
-        tokens = F.pad(history + 1, (self.longest - 1, 0))[:, -n_new - self.longest + 1 :]
-        total, row = torch.zeros((), device=tokens.device), torch.zeros_like(tokens[:, :n_new])
-        for k in range(self.longest):
-            back = tokens[:, self.longest - 1 - k :][:, :n_new]
-            row = (row + back * pow(PRIME, k, MODULUS)) % MODULUS
-            if str(k + 1) in self.tables:
-                known = ((positions >= k) & (back > 0)).unsqueeze(-1)
-                total = total + self.tables[str(k + 1)](row % self.rows) * known
+        total = torch.zeros((), device=history.device)
+        for name, rows, known in rows_of_ngrams(history, positions, self.tables, self.rows):
+            total = total + self.tables[name](rows) * known.unsqueeze(-1)
         return total
+
+
+def rows_of_ngrams(
+    history: History, positions: PositionIds, orders: Collection[str], n_rows: int
+) -> list[tuple[str, Tensor, Tensor]]:
+    """For each n of `orders` the rows of the last positions' n-grams, and whether there are n tokens so far."""
+    longest, n_new = max(map(int, orders)), positions.size(-1)
+    tokens = F.pad(history + 1, (longest - 1, 0))[:, -n_new - longest + 1 :]
+    row, found = torch.zeros_like(tokens[:, :n_new]), []
+    for k in range(longest):
+        back = tokens[:, longest - 1 - k :][:, :n_new]
+        row = (row + back * pow(PRIME, k, MODULUS)) % MODULUS
+        if str(k + 1) in orders:
+            found.append((str(k + 1), row % n_rows, (positions >= k) & (back > 0)))
+    return found
 
 
 class Embed(nn.Module):

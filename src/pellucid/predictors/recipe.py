@@ -77,7 +77,7 @@ def predictor_fields(kind: str) -> list[str]:
         return [*names, "train.seed"]
     of_transformers = (
         "optimizer muon_learning_rate ngram_optimizer ngram_learning_rate ngram_weight_decay recompute init_std "
-        "objective mask_share balance mix attention"
+        "first_weights objective mask_share balance mix attention"
     )
     without = of_transformers.split()
     return [*names, "mixture", *(f"train.{f.name}" for f in dataclasses.fields(TrainOptions) if f.name not in without)]

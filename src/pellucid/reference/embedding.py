@@ -4,6 +4,7 @@ A position is a row: X in R^{n x m}; a matrix W (out x in) acts as X W^T, which 
 """
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import numpy as np
 
@@ -70,6 +71,38 @@ def ngram_row(ngram: np.ndarray, n_rows: int) -> int:
     Huang et al. 2025, whose hash is another one; the formula is in pellucid.architecture.
     """
     return sum((int(t) + 1) * 1_000_003**k for k, t in enumerate(ngram[::-1])) % (2**31 - 1) % n_rows
+
+
+def pair_information(tokens: np.ndarray, n_vocab: int) -> Array:
+    """sqrt(#a) (log(1 + #ab) - log(1 + #a #b / n)) less the mean over b   [n + 1] -> [n_vocab, n_vocab]
+
+    Levy and Goldberg 2014, "Neural Word Embedding as Implicit Matrix Factorization", section 5, whose matrix is
+    log(#ab n / (#a #b)). #ab: how often b follows a; #a and #b: pairs with that first and that second token. A counted
+    embedding of width d is V sqrt(S) of the d largest singular values of this matrix, rotated and scaled.
+    """
+    tokens = check_tokens(tokens, n_vocab)
+    pairs = np.zeros((n_vocab, n_vocab))
+    for a, b in pairwise(tokens):
+        pairs[a, b] += 1
+    first, second, n = pairs.sum(1, keepdims=True), pairs.sum(0), len(tokens) - 1
+    M = np.sqrt(first) * (np.log(1 + pairs) - np.log(1 + first * second / n))
+    return M - M.mean(1, keepdims=True)
+
+
+def counted_ngram_rows(W_E: Array, tokens: np.ndarray, length: int, n_rows: int, factor: float, prior: float) -> Array:
+    """factor sum_i (W_E[t_{i+1}] - mean) / (#r + prior) for each row r   W_E [n_vocab, m], [n + 1] -> [n_rows, m]
+
+    i runs over the places whose last `length` tokens have row r, #r is their number, and the mean is that of W_E[t]
+    over the tokens after the first. The first values of a table of n-grams of Huang et al. 2025, who draw them.
+    """
+    E = real(W_E)
+    total, met = np.zeros((n_rows, E.shape[1])), np.full((n_rows, 1), float(prior))
+    mean = E[tokens[1:]].mean(0)
+    for i in range(length - 1, len(tokens) - 1):
+        row = ngram_row(tokens[i - length + 1 : i + 1], n_rows)
+        total[row] += E[tokens[i + 1]] - mean
+        met[row] += 1
+    return factor * total / met
 
 
 def unembed(X: Array, W_U: Array) -> Array:

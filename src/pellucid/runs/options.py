@@ -102,6 +102,10 @@ class TrainOptions(Options):
     floor: float = 0.01
     #: standard deviation of the first weights
     init_std: float = 0.02
+    #: the first values of the tokens' embedding and of the tables of n-grams: drawn as all others are, or counted in
+    #: the training text; auto: counted where the network has such tables, is not started from another model, and
+    #: learns the next token
+    first_weights: Literal["auto", "drawn", "counted"] = "auto"
 
     #: where the first weights, the order of the batches and the dropout are drawn from
     seed: int = 1337

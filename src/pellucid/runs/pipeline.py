@@ -203,6 +203,8 @@ def train_to_end(
     checkpoint: Checkpoint | None = None,
 ) -> Run[RecipeT]:
     """Train from a checkpoint, or from the first weights where there is none, until the run is done or stopped."""
+    if checkpoint is None:
+        trainable.set_first_weights()
     trainable.begin()
     recipe, peak = trainable.recipe, peak_speed(run_dir, trainable.device)
     trainer = Trainer(

@@ -128,6 +128,9 @@ class Trainable(Startable[RecipeT]):
     def build(self) -> None:
         """Make the network with its first weights, on the device of the recipe."""
 
+    def set_first_weights(self) -> None:
+        """Set those first weights that `build` does not know, as they follow from the text; before `begin`."""
+
     def networks_to_time(self) -> Sequence[tuple[int, Callable[[], object]]]:
         """What is timed to know the time of a step: how many times each network counts, and what makes it.
 

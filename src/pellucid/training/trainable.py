@@ -47,6 +47,7 @@ from pellucid.training.build import (
     n_logits,
     read_input,
 )
+from pellucid.training.counted_weights import counted_weights, resolve_first_weights
 from pellucid.training.data import make_data
 from pellucid.training.expert_use import ExpertUse
 from pellucid.training.few_layers import few_layers, network_to_time
@@ -177,6 +178,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
         self.known_tokenizer, self.chat_template = tokenizer, chat_template
         self.check_files: dict[str, Any] = {}
         self.expert_use: ExpertUse | None = None
+        self.counted: dict[str, torch.Tensor] = {}
 
     def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
         resolve_device(self.recipe.train.device)  # refused before the text is read
@@ -218,8 +220,11 @@ class TransformerTrainable(TextTrainable[Recipe]):
         with interruption.phase("timing steps") as phase, torch.random.fork_rng(generators):
             self.recipe, lines = autotune(self.recipe, n_train, device, timer, phase, pace, passes)
         timer.restore()
-        lines.append(decay)
+        self.recipe, counted = resolve_first_weights(self.recipe, self.weights is not None)
         recipe = self.recipe
+        with interruption.phase("counting first weights", "tokens") as phase:
+            self.count_first_weights(phase)
+        lines += [counted, decay]
         choose_kernel(self.network, recipe)
         choose_gradients(self.network, recipe, device, self.processes)
         if recipe.adapt.rank:
@@ -267,9 +272,28 @@ class TransformerTrainable(TextTrainable[Recipe]):
         self.network = build_network(self.recipe, device, self.weights)
         choose_gradients(self.network, self.recipe, device, self.processes)
 
+    def count_first_weights(self, told: Callable[[int], object]) -> None:
+        """Count first values in the training text where the recipe says so; `told` hears how many tokens are read."""
+        t = self.recipe.train
+        if t.first_weights == "counted" and not self.counted:
+            text = self.tokens.part("train")
+            self.counted = counted_weights(self.recipe.model, text, t.seed, t.init_std, told)
+
+    def set_first_weights(self) -> None:
+        self.count_first_weights(lambda _: None)  # a run that begins again, and one process of several
+        if self.is_made_in_parts:
+            return  # each process takes its parts of them in `lay_out`
+        parameters = dict(self.network.named_parameters())
+        with torch.no_grad():
+            for name, values in self.counted.items():
+                parameters[name].copy_(values)
+        self.counted.clear()
+
     def each_first_value(self) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
         """Every parameter and its values before the first step, one whole tensor after another."""
-        yield from each_first_value(self.network, self.recipe, self.weights)
+        names = {p: name for name, p in self.network.named_parameters()}
+        for p, drawn in each_first_value(self.network, self.recipe, self.weights):
+            yield p, self.counted.pop(names[p], drawn)
         if not (self.recipe.adapt.rank and self.processes.is_first):  # which adds them to samples
             self.weights = None
 

@@ -35,7 +35,7 @@ IMAGE_TRAIN = TrainOptions(
 #: options that an image classifier does not have
 NOT_OF_IMAGES = {
     *("tokens", "accumulate", "optimizer", "muon_learning_rate", "balance"),
-    *("ngram_optimizer", "ngram_learning_rate", "ngram_weight_decay"),
+    *("ngram_optimizer", "ngram_learning_rate", "ngram_weight_decay", "first_weights"),
     *("objective", "mask_share", "mix"),
     *("precision", "compile", "attention", "recompute", "evaluate_tokens", "sample_every", "sample_prompt"),
 }
