@@ -7,20 +7,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
 namespace {
 
 typedef size_t Index;
-constexpr Index LANES = 16;        // numbers that are multiplied at once
-constexpr Index STEP = 2 * LANES;  // weights that are unpacked at once
-constexpr Index STREAMS = 4;       // outputs that are computed at once, each reading its own part of W
-constexpr Index AHEAD = 4096;      // bytes of weights that are asked for before they are needed
+#ifdef __AVX512F__
+constexpr Index LANES = 16, MOST_ROWS = 4;  // numbers that are multiplied at once, and rows whose sums fit into registers
+#else
+constexpr Index LANES = 8, MOST_ROWS = 2;
+#endif
+constexpr Index STEP = 32;     // weights of a group
+constexpr Index STREAMS = 4;   // outputs that are computed at once, each reading its own part of W
+constexpr Index AHEAD = 4096;  // bytes of weights that are asked for before they are needed
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
-typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 
 template <typename Vector>
 Vector load(const void* from) {  // from any address
@@ -40,32 +43,42 @@ inline float sum_of(Floats v) {
     return lanes[0];
 }
 
+// a b + c, always with one rounding or always with two: compilers choose one by one
+#ifdef __AVX512F__
+Floats multiply_add(Floats a, Floats b, Floats c) { return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+#elif defined(__AVX2__) && defined(__FMA__)
+Floats multiply_add(Floats a, Floats b, Floats c) { return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+#else
+Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
+#endif
+
+// LANES bytes as integers, and the numbers of a table at the lower four bits of each index
 #ifdef __AVX512F__  // an instruction each, which GCC 12 does not find
-Integers from_signed(Bytes b) { return (Integers)_mm512_maskz_cvtepi8_epi32(0xFFFF, (__m128i)b); }
-Integers from_unsigned(Bytes b) { return (Integers)_mm512_maskz_cvtepu8_epi32(0xFFFF, (__m128i)b); }
-// the numbers of the table at the lower four bits of each index
-Floats look_up(Floats table, Integers at) {
+Integers from_signed(const void* b) { return (Integers)_mm512_maskz_cvtepi8_epi32(0xFFFF, load<__m128i>(b)); }
+Integers from_unsigned(const void* b) { return (Integers)_mm512_maskz_cvtepu8_epi32(0xFFFF, load<__m128i>(b)); }
+Floats signed_four(Integers at, float scale) {
+    const Floats table = Floats{-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7} * scale;
     return (Floats)_mm512_maskz_permutexvar_ps(0xFFFF, (__m512i)at, (__m512)table);
 }
 #else
+#ifdef __AVX2__
+Integers from_signed(const void* b) { return (Integers)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)b)); }
+Integers from_unsigned(const void* b) { return (Integers)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)b)); }
+#else
 typedef int8_t SignedBytes __attribute__((vector_size(LANES)));
-typedef int16_t Shorts __attribute__((vector_size(2 * LANES)));
-Integers from_signed(Bytes b) {
-    return __builtin_convertvector(__builtin_convertvector((SignedBytes)b, Shorts), Integers);
-}
-Integers from_unsigned(Bytes b) { return __builtin_convertvector(__builtin_convertvector(b, Shorts), Integers); }
-Floats look_up(Floats table, Integers at) {  // of multiples of table[9] from -8 on
-    return __builtin_convertvector((at & 15) - 8, Floats) * table[9];
-}
+typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+Integers from_signed(const void* b) { return __builtin_convertvector(load<SignedBytes>(b), Integers); }
+Integers from_unsigned(const void* b) { return __builtin_convertvector(load<Bytes>(b), Integers); }
+#endif
+Floats signed_four(Integers at, float scale) { return __builtin_convertvector((at & 15) - 8, Floats) * scale; }
 #endif
 
+// vector(at, from): the weights from + at ... of a group that begins at `at`, LANES of them
 struct Float32 {
     const float* w;
-    void unpack(Index at, Floats* to) const {
-        for (Index half = 0; half < 2; ++half) {
-            prefetch(w + at + half * LANES);
-            to[half] = load<Floats>(w + at + half * LANES);
-        }
+    Floats vector(Index at, Index from) const {
+        if (from % 16 == 0) prefetch(w + at + from);
+        return load<Floats>(w + at + from);
     }
     float weight(Index at) const { return w[at]; }
     float scale(Index) const { return 1.0f; }
@@ -74,10 +87,9 @@ struct Float32 {
 struct Int8 {  // W_oi = scale_o q_oi
     const int8_t* q;
     const float* scales;
-    void unpack(Index at, Floats* to) const {
-        prefetch(q + at);
-        for (Index half = 0; half < 2; ++half)
-            to[half] = __builtin_convertvector(from_signed(load<Bytes>(q + at + half * LANES)), Floats);
+    Floats vector(Index at, Index from) const {
+        if (from == 0) prefetch(q + at);
+        return __builtin_convertvector(from_signed(q + at + from), Floats);
     }
     float weight(Index at) const { return q[at]; }
     float scale(Index o) const { return scales[o]; }
@@ -86,15 +98,13 @@ struct Int8 {  // W_oi = scale_o q_oi
 struct Int4 {  // W_oi = scale_og (q_oi - 8) in groups g of STEP inputs; a byte has a q of each half; STEP divides n_in
     const uint8_t* pairs;
     const uint16_t* scales;  // the upper halves of floats
-    void unpack(Index at, Floats* to) const {
-        prefetch(pairs + at / 2);
+    Floats vector(Index at, Index from) const {
+        if (from == 0) prefetch(pairs + at / 2);
         const uint32_t bits = uint32_t(scales[at / STEP]) << 16;
         float scale;
         std::memcpy(&scale, &bits, sizeof scale);
-        const Floats table = Floats{-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7} * scale;
-        const Integers both = from_unsigned(load<Bytes>(pairs + at / 2));
-        to[0] = look_up(table, both);
-        to[1] = look_up(table, both >> 4);
+        const Integers both = from_unsigned(pairs + at / 2 + from % (STEP / 2));
+        return signed_four(from < STEP / 2 ? both : both >> 4, scale);
     }
     float weight(Index) const { return 0.0f; }  // there is none behind the last group
     float scale(Index) const { return 1.0f; }
@@ -109,15 +119,16 @@ template <Index ROWS, Index OUTPUTS, typename W>
 void block(const W& weights, const float* bias, const float* x, float* y, Index o, Index apart, Sizes n) {
     Floats sums[OUTPUTS][ROWS] = {};
     Index i = 0;
-    for (; i + STEP <= n.n_in; i += STEP) {
-        Floats w[OUTPUTS][2];
-        for (Index k = 0; k < OUTPUTS; ++k) weights.unpack((o + k * apart) * n.n_in + i, w[k]);
-        for (Index half = 0; half < 2; ++half)
+    for (; i + STEP <= n.n_in; i += STEP)
+#pragma GCC unroll 4
+        for (Index from = 0; from < STEP; from += LANES) {
+            Floats w[OUTPUTS];
+            for (Index k = 0; k < OUTPUTS; ++k) w[k] = weights.vector((o + k * apart) * n.n_in + i, from);
             for (Index r = 0; r < ROWS; ++r) {
-                const Floats from = load<Floats>(x + r * n.n_in + i + half * LANES);
-                for (Index k = 0; k < OUTPUTS; ++k) sums[k][r] += w[k][half] * from;
+                const Floats numbers = load<Floats>(x + r * n.n_in + i + from);
+                for (Index k = 0; k < OUTPUTS; ++k) sums[k][r] = multiply_add(w[k], numbers, sums[k][r]);
             }
-    }
+        }
     for (Index k = 0; k < OUTPUTS; ++k)
         for (Index r = 0; r < ROWS; ++r) {
             const Index at = o + k * apart;
@@ -131,8 +142,8 @@ void block(const W& weights, const float* bias, const float* x, float* y, Index 
 template <Index OUTPUTS, typename W>
 void all_rows(const W& weights, const float* bias, const float* x, float* y, Index o, Index apart, Sizes n) {
     Index r = 0;
-    for (; r + 4 <= n.n_rows; r += 4)
-        block<4, OUTPUTS>(weights, bias, x + r * n.n_in, y + r * n.n_out, o, apart, n);
+    for (; r + MOST_ROWS <= n.n_rows; r += MOST_ROWS)
+        block<MOST_ROWS, OUTPUTS>(weights, bias, x + r * n.n_in, y + r * n.n_out, o, apart, n);
     for (; r < n.n_rows; ++r) block<1, OUTPUTS>(weights, bias, x + r * n.n_in, y + r * n.n_out, o, apart, n);
 }
 
