@@ -430,7 +430,7 @@ class PaddedNGrams(NGrams):
     """An n-gram may begin in what stands before the text."""
 
     def forward(self, history, positions):
-        return super().forward(history, torch.full_like(positions, self.longest))
+        return super().forward(history, torch.full_like(positions, max(map(int, self.tables))))
 
 
 class FirstSegments(Embed):

@@ -114,3 +114,18 @@ def test_where_nothing_can_be_counted_auto_draws_and_counted_is_refused(text, fi
     assert resolved(recipe, is_given).train.first_weights == "drawn"
     with pytest.raises(RecipeError, match=why):
         resolved(with_train(recipe, first_weights="counted"), is_given)
+
+
+def test_a_network_in_float64_starts_from_the_same_values():
+    """As the drawn ones: what is computed in another precision starts alike."""
+    ids = torch.arange(60) * 7 % 9
+    single = counted_embedding(ids, 9, 4, 1, 0.05, no_phase)
+    tables = counted_tables(ids, single, [2, 3], 11, no_phase)
+    torch.set_default_dtype(torch.float64)
+    try:
+        double = counted_embedding(ids, 9, 4, 1, 0.05, no_phase)
+        in_double = counted_tables(ids, double, [2, 3], 11, no_phase)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(single, double)
+    assert all(torch.equal(table, tables[n]) for n, table in in_double.items())

@@ -92,10 +92,10 @@ def counted_embedding(
     whose information of a pair is log(#ab n / (#a #b)); the 1 keeps unseen pairs finite, sqrt(#a) weights rare a less)
     """
     n = len(ids) - 1
-    pairs = torch.zeros(n_vocab, n_vocab)
+    pairs = torch.zeros(n_vocab, n_vocab, dtype=torch.float32)
     for start, stop in read_pieces(n, told):
         pair = ids[start:stop] * n_vocab + ids[start + 1 : stop + 1]
-        pairs.view(-1).index_add_(0, pair, torch.ones(len(pair)))
+        pairs.view(-1).index_add_(0, pair, pairs.new_ones(len(pair)))
     first, second = pairs.sum(1), pairs.sum(0)
     for row, count in zip(pairs, first, strict=True):  # in place: the matrix is the largest thing here
         row.log1p_().sub_(torch.log1p(count * second / n)).mul_(count.sqrt())
@@ -104,7 +104,7 @@ def counted_embedding(
         torch.manual_seed(seed)
         rank = min(width, n_vocab)
         _, sizes, right = torch.svd_lowrank(pairs, q=min(rank + 8, n_vocab), niter=4)
-        rotation = torch.linalg.qr(torch.randn(width, width)).Q
+        rotation = torch.linalg.qr(torch.randn(width, width, dtype=torch.float32)).Q
     embedding = (right[:, :rank] * sizes[:rank].sqrt()) @ rotation[:rank]
     return embedding * (std / embedding.square().mean().sqrt().clamp(min=torch.finfo(torch.float32).tiny))
 
@@ -115,9 +115,10 @@ def counted_tables(
     """For each order n the table whose row r is OF_MEAN sum_i (W[t_{i+1}] - mean W) / (#r + PRIOR), i over the places
     whose n-gram has row r and #r their number."""
     names = [str(n) for n in orders]
-    sums = {name: torch.zeros(n_rows, embedding.size(1)) for name in names}
-    counts = {name: torch.full((n_rows, 1), PRIOR) for name in names}
-    mean = (torch.bincount(ids[1:], minlength=len(embedding)) / (len(ids) - 1)) @ embedding
+    sums = {name: embedding.new_zeros(n_rows, embedding.size(1)) for name in names}
+    counts = {name: embedding.new_full((n_rows, 1), PRIOR) for name in names}
+    share = torch.bincount(ids[1:], minlength=len(embedding)).to(embedding.dtype) / (len(ids) - 1)
+    mean = share @ embedding
     for start, stop in read_pieces(len(ids) - 1, told):
         before = max(0, start - max(orders) + 1)
         followed = embedding[ids[start + 1 : stop + 1]] - mean
@@ -125,5 +126,5 @@ def counted_tables(
         for name, rows, known in rows_of_ngrams(ids[None, before:stop], positions, names, n_rows):
             rows, followed_known = rows[known], followed[known[0]]
             sums[name].index_add_(0, rows, followed_known)
-            counts[name].index_add_(0, rows, torch.ones(len(rows), 1))
+            counts[name].index_add_(0, rows, embedding.new_ones(len(rows), 1))
     return {name: OF_MEAN * sums[name] / counts[name] for name in names}

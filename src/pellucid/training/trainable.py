@@ -292,8 +292,10 @@ class TransformerTrainable(TextTrainable[Recipe]):
     def each_first_value(self) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
         """Every parameter and its values before the first step, one whole tensor after another."""
         names = {p: name for name, p in self.network.named_parameters()}
-        for p, drawn in each_first_value(self.network, self.recipe, self.weights):
-            yield p, self.counted.pop(names[p], drawn)
+        for p, values in each_first_value(self.network, self.recipe, self.weights):
+            values = self.counted.pop(names[p], values)
+            yield p, values
+            del values  # before the next tensor is read
         if not (self.recipe.adapt.rank and self.processes.is_first):  # which adds them to samples
             self.weights = None
 
