@@ -43,7 +43,7 @@ inline float sum_of(Floats v) {
     return lanes[0];
 }
 
-// a b + c, always with one rounding or always with two: compilers choose one by one
+// a b + c with one rounding, where the processor has it: GCC would fuse the two in some forms of a loop and not in others
 #ifdef __AVX512F__
 Floats multiply_add(Floats a, Floats b, Floats c) { return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -52,7 +52,7 @@ Floats multiply_add(Floats a, Floats b, Floats c) { return (Floats)_mm256_fmadd_
 Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
 #endif
 
-// LANES bytes as integers, and the numbers of a table at the lower four bits of each index
+// LANES bytes as integers, and scale (q - 8) for the lower four bits q of each integer
 #ifdef __AVX512F__  // an instruction each, which GCC 12 does not find
 Integers from_signed(const void* b) { return (Integers)_mm512_maskz_cvtepi8_epi32(0xFFFF, load<__m128i>(b)); }
 Integers from_unsigned(const void* b) { return (Integers)_mm512_maskz_cvtepu8_epi32(0xFFFF, load<__m128i>(b)); }
@@ -73,7 +73,7 @@ Integers from_unsigned(const void* b) { return __builtin_convertvector(load<Byte
 Floats signed_four(Integers at, float scale) { return __builtin_convertvector((at & 15) - 8, Floats) * scale; }
 #endif
 
-// vector(at, from): the weights from + at ... of a group that begins at `at`, LANES of them
+// vector(at, from): LANES weights from at + from on, of the group that begins at `at`
 struct Float32 {
     const float* w;
     Floats vector(Index at, Index from) const {
