@@ -8,6 +8,7 @@ A step is the same work for every library: a batch cut from the same ids, forwar
 norm 1, AdamW. Each does it its own way: optimiser and loss are the library's, where it has them.
 """
 
+import contextlib
 import json
 import sys
 import time
@@ -20,6 +21,8 @@ import torch
 from torch.nn import functional as F
 
 Step = Callable[[], None]
+#: what a run does around its steps
+UNTIL_THE_END = contextlib.ExitStack()
 
 
 def windows(ids: np.ndarray, n_ctx: int, batch: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,6 +107,7 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     from pellucid.presets import with_vocabulary
     from pellucid.runs.device import compiled
     from pellucid.runs.interrupt import Interruption
+    from pellucid.runs.kept_memory import kept_memory
     from pellucid.runs.metrics import MetricsFile
     from pellucid.runs.optimizer import make_optimizer
     from pellucid.runs.trainer import LAG, Trainer
@@ -115,6 +119,7 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     from pellucid.training.recipe import make_recipe
     from pellucid.training.trainable import TransformerTrainable
 
+    UNTIL_THE_END.enter_context(kept_memory())
     n_layers, n_heads, d_model, n_ctx, batch, n_vocab = given["shape"]
     device = torch.device(given["device"])
     fields = {

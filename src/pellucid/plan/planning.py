@@ -28,6 +28,7 @@ from pellucid.plan.speed import StepSpeed, training_speed
 from pellucid.plan.step_choice import choose_step
 from pellucid.presets import preset, with_vocabulary
 from pellucid.runs.device import memory_bytes, resolve_device
+from pellucid.runs.kept_memory import kept_memory
 from pellucid.runs.options import with_train
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training.load import read_recipe
@@ -82,6 +83,7 @@ class Plan:
         return self.memory.peak <= USABLE * self.device_memory
 
 
+@kept_memory()
 def make_plan(
     what: str | Path | Architecture = "small",
     *,

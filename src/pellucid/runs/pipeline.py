@@ -16,6 +16,7 @@ from pellucid.runs.checkpoint import (
 )
 from pellucid.runs.device import deterministic_kernels, peak_speed
 from pellucid.runs.interrupt import Interrupted, Interruption
+from pellucid.runs.kept_memory import kept_memory
 from pellucid.runs.length import lengthen
 from pellucid.runs.measure import measure_step
 from pellucid.runs.metrics import MetricsFile
@@ -53,6 +54,7 @@ class Run(Generic[RecipeT]):
     mixture_weight: float | None = None
 
 
+@kept_memory()
 def start_run(
     startable: Startable[RecipeT], out: Path | None, reporter: PlainReporter, began: float | None = None
 ) -> Run[RecipeT]:
@@ -95,6 +97,7 @@ def write_counted(run_dir: Path, counted: CountedKind[RecipeT], reporter: PlainR
     return ended_run(run_dir, counted, 0, row)
 
 
+@kept_memory()
 def resume_run(
     trainable: Trainable[RecipeT],
     run_dir: Path,
@@ -159,6 +162,7 @@ def resume_run(
         return train_to_end(run_dir, trainable, reporter, interruption, pace, checkpoint)
 
 
+@kept_memory()
 def follow_run(trainable: Trainable[RecipeT], run_dir: Path, step: int | None) -> Run[RecipeT]:
     """Train together with the process that has started or resumed this run, which alone decides and writes.
 

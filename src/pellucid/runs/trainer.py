@@ -24,6 +24,7 @@ from pellucid.runs.checkpoint import (
 )
 from pellucid.runs.gradients import clip
 from pellucid.runs.interrupt import Interrupted, Interruption, Phase
+from pellucid.runs.kept_memory import kept_memory
 from pellucid.runs.metrics import MetricsFile
 from pellucid.runs.optimizer import Optimizer
 from pellucid.runs.options import RecipeT
@@ -280,6 +281,7 @@ class Trainer(Generic[RecipeT]):
         with self.interruption.phase(name, "passes") as self.phase:
             self.take_step()
             self.read_figures(LAG)
+        kept_memory.bound(self.processes.n)
         if self.pace:
             self.pace.stepped(time.monotonic() - began, counts=not compiles)
 

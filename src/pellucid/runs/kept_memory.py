@@ -1,0 +1,81 @@
+"""While steps are taken, memory that tensors have freed stays with the process, and the next step finds it again.
+
+glibc gives a freed block of more than 32 MiB, and what is free at the end of the heap, back to the system. A step frees
+nearly everything that it has made, so the next one asks for the same memory again, and the kernel clears each page when
+it is touched. This took a fifth to two fifths of a step where it was measured (docs/log.md).
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from pellucid.runs.device import memory_bytes
+
+#: mallopt's names for the two thresholds (malloc.h): free bytes at the end of the heap above which they are given back,
+#: and bytes from which on a block is mapped by itself and given back when it is freed
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+#: the thresholds while steps are taken; and those that glibc's own grow to, at most, where a process frees large blocks
+KEPT = {TRIM_THRESHOLD: 2**31 - 1, MMAP_THRESHOLD: 2**30}
+USUAL = {TRIM_THRESHOLD: 2**26, MMAP_THRESHOLD: 2**25}
+#: the share of the machine's memory above which a process keeps nothing more
+SHARE = 0.5
+
+
+def glibc() -> ctypes.CDLL | None:
+    """The C library where it is glibc and the environment leaves its thresholds alone."""
+    is_set = any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    if is_set or not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "gnu_get_libc_version") else None
+
+
+class KeptMemory:
+    """Whether freed memory is kept now; one for each process, as the thresholds are the process's."""
+
+    def __init__(self) -> None:
+        self.users, self.is_on = 0, False
+
+    def _set(self, thresholds: dict[int, int], gives_back: bool) -> None:
+        if library := glibc():
+            for name, value in thresholds.items():
+                library.mallopt(name, value)
+            self.is_on = thresholds is KEPT
+            if gives_back:
+                library.malloc_trim(0)
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """A context in which freed memory is kept; behind it, what is free is given back. Contexts may be nested."""
+        if not self.users:
+            self._set(KEPT, gives_back=False)
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
+            if not self.users:
+                self._set(USUAL, gives_back=True)
+
+    def bound(self, n_processes: int = 1, resident: Callable[[], int] | None = None) -> None:
+        """Give back what is free, and keep nothing more, where the process fills more than SHARE of the memory that
+        each of `n_processes` of this machine has.
+        """
+        if self.is_on and (resident or resident_bytes)() > SHARE * memory_bytes(torch.device("cpu")) / n_processes:
+            self._set(USUAL, gives_back=True)
+
+
+def resident_bytes() -> int:
+    """How much memory this process fills now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+#: of this process: `with kept_memory(): ...`, or `@kept_memory()` before a function
+kept_memory = KeptMemory()
