@@ -8,7 +8,6 @@ it is touched. This took a fifth to two fifths of a step where it was measured (
 import contextlib
 import ctypes
 import os
-import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,7 +73,7 @@ class KeptMemory:
 def resident_bytes() -> int:
     """How much memory this process fills now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 #: of this process: `with kept_memory(): ...`, or `@kept_memory()` before a function
