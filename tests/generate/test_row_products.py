@@ -88,4 +88,4 @@ def test_it_is_compiled_once(asked_again, tmp_path):
 def test_a_folder_that_cannot_be_written_is_a_reason(asked_again, tmp_path):
     (tmp_path / "file").touch()
     asked_again.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert row_products.why_not_compiled().startswith("the compiled products cannot be made or loaded: ")
+    assert row_products.why_not_compiled().startswith("compiled_step.cpp cannot be compiled or loaded: ")

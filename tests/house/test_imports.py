@@ -16,7 +16,7 @@ SOURCE = Path(pellucid.__file__).parent
 FLOORS = (
     ("version", "option_values"),
     ("architecture",),
-    ("tensor_names", "presets", "edits", "destination", "parameter_counts"),
+    ("tensor_names", "presets", "edits", "destination", "parameter_counts", "compiled_source"),
     ("text", "reference", "model"),
     # what every kind of run shares stands below the kinds
     ("runs",),

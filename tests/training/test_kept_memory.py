@@ -90,7 +90,7 @@ def faults_of_steps():
     for _ in range(3):
         torch.ones(12 << 20)  # 48 MiB
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(4):
+    for _ in range(16):
         torch.ones(12 << 20)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
@@ -106,8 +106,8 @@ def test_pages_are_found_again_and_given_back():
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, env=environment, check=True)
     usual, kept, more = map(int, done.stdout.split())
-    assert usual >= 4 * 48 // 2  # where all pages are large ones, of 2 MiB
-    assert kept < usual / 10
+    assert usual >= 16 * 48 // 2  # where all pages are large ones, of 2 MiB
+    assert kept < usual / 4  # something small may take the beginning of a free block, and the heap grows by one more
     assert more < 8 << 20
 
 

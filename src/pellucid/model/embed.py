@@ -32,7 +32,7 @@ class NGrams(nn.Module):
     def forward(self, history: History, positions: PositionIds) -> Stream:
         """The vectors of the last positions of `history`, as many as `positions` has."""
         total = torch.zeros((), device=history.device)
-        for name, rows, known in rows_of_ngrams(history, positions, self.tables, self.rows):
+        for name, rows, known in rows_of_ngrams(history, positions, self.tables.keys(), self.rows):
             total = total + self.tables[name](rows) * known.unsqueeze(-1)
         return total
 

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn import functional as F
 
 from pellucid.model import Transformer
 from pellucid.model.dropout import draw_by_sample
@@ -24,10 +23,9 @@ from pellucid.model.mask import documents_mask, padding_mask, prefix_mask
 from pellucid.model.shapes import Logits, Samples, Tokens, Visible
 from pellucid.model.tap import OFF, Tap
 from pellucid.training.chunked_loss import chunked_loss
+from pellucid.training.cross_entropy import UNSCORED, cross_entropy, is_likeliest
 from pellucid.training.expert_use import ExpertUse
 
-#: stands in the targets where nothing is scored
-UNSCORED = -100
 #: logits that exist at a time where a pass would have MANY_LOGITS or more: 32 MiB in float32, and 256 MiB; larger
 #: blocks are mapped anew each time (docs/log.md)
 CHUNK, MANY_LOGITS = 2**23, 2**26
@@ -101,7 +99,7 @@ def summed_loss_in_chunks(network: Transformer, given: MicroBatch, tap: Tap = OF
 
 def summed(logits: Float[Tensor, "pos n_vocab"], targets: Int[Tensor, " pos"]) -> Float[Tensor, ""]:
     """Sum of -log P(target) over the targets that are scored."""
-    loss: Any = F.cross_entropy(at_least_float32(logits), targets, ignore_index=UNSCORED, reduction="sum")
+    loss: Any = cross_entropy(logits, targets, "sum")
     return loss.to_local() if hasattr(loss, "to_local") else loss  # logits that processes share give a DTensor
 
 
@@ -116,19 +114,14 @@ def losses_and_hits(network: Transformer, given: MicroBatch) -> tuple[Float[Tens
 
     The two need not move together (S4, accuracy and log-loss).
     """
-    logits = logits_of(network, given)
-    flat = F.cross_entropy(at_least_float32(logits.flatten(0, 1)), given.targets.flatten(), reduction="none")
-    return flat.unflatten(0, given.targets.shape), logits.argmax(-1) == given.targets
+    logits, targets = logits_of(network, given).flatten(0, 1), given.targets.flatten()
+    found = cross_entropy(logits, targets), is_likeliest(logits, targets)
+    return found[0].unflatten(0, given.targets.shape), found[1].unflatten(0, given.targets.shape)
 
 
 def token_losses(network: Transformer, given: MicroBatch) -> Float[Tensor, "batch pos"]:
     """-log P(target) at every position, in nats."""
     return losses_and_hits(network, given)[0]
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """Sums over a vocabulary lose their digits in bfloat16."""
-    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 def autocast(

@@ -276,8 +276,8 @@ class TransformerTrainable(TextTrainable[Recipe]):
         """Count first values in the training text where the recipe says so; `told` hears how many tokens are read."""
         t = self.recipe.train
         if t.first_weights == "counted" and not self.counted:
-            text = self.tokens.part("train")
-            self.counted = counted_weights(self.recipe.model, text, t.seed, t.init_std, told)
+            assert isinstance(self.tokens, Tokens)  # of other kinds of text nothing is counted
+            self.counted = counted_weights(self.recipe.model, self.tokens.part("train"), t.seed, t.init_std, told)
 
     def set_first_weights(self) -> None:
         self.count_first_weights(lambda _: None)  # a run that begins again, and one process of several

@@ -1,0 +1,105 @@
+"""-log P(target) of each row of logits, by a file of C++ that reads them once for the loss and once for its gradient.
+
+PyTorch's cross-entropy of bfloat16 logits makes five tensors of their size, most of them in float32, which took a third
+of a step of a small network with two thousand ids (docs/log.md). Where logits lie on a CPU in float32 or bfloat16, two
+operations of our own take its place; PyTorch's compiler calls them as they are.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pellucid.compiled_source import CompiledSource
+
+#: stands in the targets where nothing is scored
+UNSCORED = -100
+#: the file that is compiled
+SOURCE = CompiledSource(Path(__file__).with_name("cross_entropy.cpp"))
+#: the smallest vocabulary for which its rows are longer than what it does once for each (docs/log.md)
+LEAST_VOCABULARY = 256
+#: the types of logits that it reads
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: Literal["none", "sum"] = "none") -> Tensor:
+    """-log softmax(logits)[target] of each row, in nats [pos], or their sum, of logits [pos, n_vocab]; 0 where a target
+    is UNSCORED.
+
+    The result is at least float32. The gradient has the type of the logits.
+    """
+    if is_compiled_for(logits):
+        nats = losses(logits.contiguous(), targets.contiguous())[0]
+        return nats.sum() if reduction == "sum" else nats
+    # sums over a vocabulary lose their digits in bfloat16
+    wide = logits.float() if logits.dtype == torch.bfloat16 else logits
+    return F.cross_entropy(wide, targets, ignore_index=UNSCORED, reduction=reduction)
+
+
+def is_likeliest(logits: Tensor, targets: Tensor) -> Tensor:
+    """Whether each row's target is the first of its largest logits, bool [pos], of logits [pos, n_vocab]."""
+    if not is_compiled_for(logits):
+        return logits.argmax(-1) == targets
+    result = torch.empty(len(logits), dtype=torch.bool)
+    call("hits", logits.contiguous(), targets.contiguous(), result)
+    return result
+
+
+def is_compiled_for(logits: Tensor) -> bool:
+    """Whether the compiled functions read these logits, and are faster than PyTorch's."""
+    is_divided = hasattr(logits, "to_local")  # logits that processes share
+    is_read = logits.device.type == "cpu" and logits.dtype in NAMES and not is_divided
+    return is_read and logits.size(-1) >= LEAST_VOCABULARY and SOURCE.is_usable()
+
+
+def call(name: str, logits: Tensor, *tensors: Tensor) -> None:
+    """Call the compiled function of this name and of the logits' type, with addresses, sizes and threads."""
+    library, why = SOURCE.load()
+    if library is None:
+        raise RuntimeError(why)
+    addresses = [ctypes.c_void_p(x.data_ptr()) for x in (logits, *tensors)]
+    sizes = [ctypes.c_size_t(n) for n in (*logits.shape, torch.get_num_threads())]
+    getattr(library, f"{name}_{NAMES[logits.dtype]}")(*addresses, *sizes)
+
+
+@torch.library.custom_op("pellucid::losses", mutates_args=())
+def losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row -log softmax(x)[t], 0 where t is negative, and log sum_j exp x_j; both float32 [pos]."""
+    nats, log_sums = torch.empty(len(logits)), torch.empty(len(logits))
+    call("losses", logits, targets, nats, log_sums)
+    return nats, log_sums
+
+
+@losses.register_fake
+def _(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    return logits.new_empty(len(logits), dtype=torch.float32), logits.new_empty(len(logits), dtype=torch.float32)
+
+
+@torch.library.custom_op("pellucid::loss_gradients", mutates_args=())
+def loss_gradients(logits: Tensor, targets: Tensor, log_sums: Tensor, by: Tensor) -> Tensor:
+    """(softmax(x) - [j = t]) by of each row, 0 where t is negative, in the type of the logits."""
+    result = torch.empty_like(logits)
+    call("gradients", logits, targets, log_sums, by, result)
+    return result
+
+
+@loss_gradients.register_fake
+def _(logits: Tensor, targets: Tensor, log_sums: Tensor, by: Tensor) -> Tensor:
+    return torch.empty_like(logits)
+
+
+def keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    """What the gradient needs: the logits themselves, and a number for each row."""
+    ctx.save_for_backward(*inputs, output[1])
+
+
+def backward(ctx: Any, by: Tensor, by_log_sums: Tensor) -> tuple[Tensor, None]:
+    """The gradient of the losses; that of the sums is nobody's concern."""
+    logits, targets, log_sums = ctx.saved_tensors
+    return loss_gradients(logits, targets, log_sums, by.contiguous()), None
+
+
+losses.register_autograd(backward, setup_context=keep)
