@@ -101,8 +101,8 @@ def test_gpt2_has_the_published_size():
 
 
 def test_weights_gradients_and_averages_are_counted_to_the_number():
-    """4 bytes a weight and a gradient; Muon and Adagrad keep one more of each of theirs, AdamW two."""
-    for word, of_tables in (("adamw", "adamw"), ("muon", "adamw"), ("adamw", "adagrad"), ("muon", "adagrad")):
+    """4 bytes a weight and a gradient; Muon and RMSprop keep one more of each of theirs, AdamW two."""
+    for word, of_tables in (("adamw", "adamw"), ("muon", "adamw"), ("adamw", "rmsprop"), ("muon", "rmsprop")):
         m = training_memory(recipe(optimizer=word, ngram_optimizer=of_tables))
         network = Transformer(recipe().model)
         n = sum(p.numel() for p in network.parameters())
@@ -113,7 +113,7 @@ def test_weights_gradients_and_averages_are_counted_to_the_number():
         adamw = sum(1 for _ in network.parameters()) if word == "adamw" else 0
         assert m.gradients - 4 * n == pytest.approx(0, abs=64)
         assert 0 <= m.weights - 4 * n <= tables + 64 * 1024
-        expected = 8 * n - 4 * hidden * (word == "muon") - 4 * tabled * (of_tables == "adagrad")
+        expected = 8 * n - 4 * hidden * (word == "muon") - 4 * tabled * (of_tables == "rmsprop")
         assert m.optimizer == pytest.approx(expected, abs=4 * adamw + 4096)
 
 

@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 #: compilers, in order of preference; $CXX goes before them
 COMPILERS = ("c++", "g++", "clang++")
-OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC", "-w")
+OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-w")
 #: GCC uses half of AVX-512's registers unless told
 X86_OPTIONS = ("-mprefer-vector-width=512",)
 #: a compiler that takes longer than this many seconds is given up
@@ -102,6 +104,17 @@ class CompiledSource:
         if self.is_loaded is None:
             self.is_loaded = self.load()[0] is not None
         return self.is_loaded
+
+    def call(self, name: str, tensors: Iterable[Any], sizes: Iterable[int], numbers: Iterable[float] = ()) -> None:
+        """Call a function of the library with the addresses of tensors (None: no address), sizes, and floats.
+
+        Raises RuntimeError where there is no library.
+        """
+        library, why = self.load()
+        if library is None:
+            raise RuntimeError(why)
+        addresses = [ctypes.c_void_p(None if x is None else x.data_ptr()) for x in tensors]
+        getattr(library, name)(*addresses, *map(ctypes.c_size_t, sizes), *map(ctypes.c_float, numbers))
 
     def is_compiled(self) -> bool:
         """Whether `load` compiles nothing: what it would compile is on disk, or cannot be compiled."""

@@ -184,7 +184,7 @@ def test_the_timings_are_remembered_by_shape_and_machine(monkeypatch):
     assert any(
         "remembered of this machine and shape, ms a step: float32, fused attention 100" in line for line in lines
     )
-    for change in ({"d_model": 32}, {"batch": 3}, {"optimizer": "adamw"}, {"ngram_optimizer": "adagrad"}):
+    for change in ({"d_model": 32}, {"batch": 3}, {"optimizer": "adamw"}, {"ngram_optimizer": "adamw"}):
         other = Clock(monkeypatch, seconds)
         autotune(recipe_of(steps=3000, **change), 1000, CPU, other)
         assert other.taken, change

@@ -21,16 +21,16 @@ from pellucid.training.shape_tensors import PIECES, LinearBytes, ShapesOnly
 from running import any_architectures
 from some_cases import one_in
 
-ADAGRAD = {"ngram_optimizer": "adagrad"}
+RMSPROP = {"ngram_optimizer": "rmsprop"}
 #: (depth, options of training), of which a preset has the two at its number
 OPTIONS = [
     (4, {"precision": "float32", "batch": 3, "optimizer": "muon", "attention": "fused", "accumulate": 1}),
     (4, {"precision": "bfloat16", "batch": 1, "optimizer": "adamw", "attention": "fused", "accumulate": 2}),
-    (6, {"precision": "bfloat16", "batch": 5, "optimizer": "muon", "attention": "explicit", "accumulate": 1} | ADAGRAD),
+    (6, {"precision": "bfloat16", "batch": 5, "optimizer": "muon", "attention": "explicit", "accumulate": 1} | RMSPROP),
     (2, {"precision": "float32", "batch": 1, "optimizer": "muon", "attention": "explicit", "accumulate": 1}),
     (
         4,
-        {"precision": "bfloat16", "batch": 2, "optimizer": "adamw", "attention": "fused", "recompute": "yes"} | ADAGRAD,
+        {"precision": "bfloat16", "batch": 2, "optimizer": "adamw", "attention": "fused", "recompute": "yes"} | RMSPROP,
     ),
 ]
 

@@ -19,14 +19,14 @@ def groups(training):
     for part in training.optimizer.parts:
         kind = type(part).__name__
         rate = training.recipe.train.learning_rate  # which scales every decay but Muon's
-        decay = part.decay_of_rate * part.param_groups[0]["lr"] / rate if kind == "Adagrad" else None
+        decay = part.decay_of_rate * part.param_groups[0]["lr"] / rate if kind == "RMSprop" else None
         found += [(names[p], kind, g.get("weight_decay", decay)) for g in part.param_groups for p in g["params"]]
     return found
 
 
 @pytest.mark.item("S0-0-c", "S0-1.2-f")
 @pytest.mark.parametrize("word", ["adamw", "muon"])
-@pytest.mark.parametrize(("unembed", "of_tables"), [("tied", "adamw"), ("untied", "adagrad")])
+@pytest.mark.parametrize(("unembed", "of_tables"), [("tied", "adamw"), ("untied", "rmsprop")])
 def test_every_parameter_is_held_once_and_only_matrices_decay(text, tmp_path, word, unembed, of_tables):
     fields = {"attention.bias": "all", "mlp.bias": "all", "norm.kind": "layer", "positions.kind": "learned"}
     fields |= {"weight_decay": 0.3, "ngram_weight_decay": 0.7, "ngram_optimizer": of_tables}
@@ -42,7 +42,7 @@ def test_every_parameter_is_held_once_and_only_matrices_decay(text, tmp_path, wo
         assert decay == pytest.approx(0.7 if is_table else 0.3 if shapes[name].ndim == 2 else 0.0), name
         hidden = shapes[name].ndim == 2 and name.startswith("blocks.")
         expected = (
-            "Adagrad" if is_table and of_tables == "adagrad" else "Muon" if word == "muon" and hidden else "AdamW"
+            "RMSprop" if is_table and of_tables == "rmsprop" else "Muon" if word == "muon" and hidden else "AdamW"
         )
         assert kind == expected, name
 
@@ -105,7 +105,7 @@ def test_the_state_is_put_back_under_the_names_of_the_parameters(text, tmp_path)
 
 def test_the_factor_scales_all_peaks(text):
     rates = {"learning_rate": 0.5, "muon_learning_rate": 0.25, "ngram_learning_rate": 0.125}
-    recipe = recipe_for(text, ngram_optimizer="adagrad", **rates)
+    recipe = recipe_for(text, ngram_optimizer="rmsprop", **rates)
     network = build_network(recipe, torch.device("cpu"))
     optimizer = make_optimizer(recipe, network)
     for factor in (0.5, 0.1, 1.0):

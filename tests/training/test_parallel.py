@@ -293,10 +293,10 @@ DIVIDED = {
         "mlp.n_hidden": 2,
         "mlp.form": "plain",
     },
-    "tables of n-grams that learn by Adagrad": {
+    "tables of n-grams that learn by RMSprop": {
         "ngrams": (2, 3),
         "ngram_rows": 256,
-        "ngram_optimizer": "adagrad",
+        "ngram_optimizer": "rmsprop",
     },
     "norms of all heads, recomputed, prefix": {
         "attention.qk_norm": "rms_all",
@@ -460,8 +460,8 @@ def test_no_process_makes_the_whole_network_to_time_a_step(text, tmp_path, field
         ({"unembed": "untied", "recompute": "yes"}, (2, 1, 1)),
         ({"unembed": "untied", "recompute": "yes"}, (1, 2, 1)),
         ({"objective": "prefix"}, (2, 1, 1)),
-        ({"ngram_optimizer": "adagrad", "ngram_rows": 256}, (2, 1, 1)),
-        ({"ngram_optimizer": "adagrad", "ngram_rows": 256}, (1, 2, 1)),
+        ({"ngram_optimizer": "rmsprop", "ngram_rows": 256}, (2, 1, 1)),
+        ({"ngram_optimizer": "rmsprop", "ngram_rows": 256}, (1, 2, 1)),
         ({"objective": "masked"}, (1, 2, 1)),
         ({"positions.kind": "relative", "mask": "bidirectional", "objective": "masked"}, (2, 1, 1)),
     ],

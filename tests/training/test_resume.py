@@ -40,7 +40,7 @@ from pellucid.training.load import load_run, read_recipe
 
 STEPS = 20
 #: how tables of n-grams learn: with gradients of the rows alone that a step meets, or of all
-TABLES = {"muon": {"ngram_optimizer": "adagrad", "ngram_rows": 256}, "adamw": {}}
+TABLES = {"muon": {"ngram_optimizer": "rmsprop", "ngram_rows": 256}, "adamw": {}}
 
 
 @pytest.fixture(params=one_in(2, ["muon", "adamw"]))

@@ -4,7 +4,6 @@ PyTorch's own products with few bits a weight either round their inputs or read 
 there is no C++ compiler, or none that knows OpenMP, `why_not_compiled` says so and other products are used.
 """
 
-import ctypes
 from pathlib import Path
 from typing import Literal
 
@@ -43,16 +42,11 @@ def multiply(kind: Format, weights: tuple[Tensor, ...], bias: Tensor | None, x: 
 
     Raises RuntimeError where there are no compiled products, and TypeError for inputs of another type.
     """
-    library, why = load_library()
-    if library is None:
-        raise RuntimeError(why)
     if x.dtype != torch.float32:
         raise TypeError(f"x is {x.dtype}: compiled products read float32")
     n_in = x.size(-1)
     x = x.contiguous()
     y = x.new_empty((*x.shape[:-1], n_out))
-    tensors = (*weights, bias, x, y)
-    addresses = [ctypes.c_void_p(None if t is None else t.data_ptr()) for t in tensors]
-    sizes = [ctypes.c_size_t(n) for n in (x.numel() // n_in, n_out, n_in, torch.get_num_threads())]
-    getattr(library, f"multiply_{kind}")(*addresses, *sizes)
+    sizes = (x.numel() // n_in, n_out, n_in, torch.get_num_threads())
+    SOURCE.call(f"multiply_{kind}", (*weights, bias, x, y), sizes)
     return y

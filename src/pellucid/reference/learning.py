@@ -193,15 +193,3 @@ def adamw_step(
         new[name] = (1 - lr * decay) * w - lr * m_hat / (np.sqrt(v_hat) + eps)
         kept[name] = (m, v)
     return new, kept
-
-
-def adagrad_step(
-    weights: Mapping[str, np.ndarray], grads: Mapping[str, np.ndarray], sums: Mapping[str, np.ndarray] | None,
-    lr: float, eps: float = 1e-8,
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:  # fmt: skip
-    """w <- w - lr g / (sqrt(s) + eps);  s, the sum of the squares g^2 of all steps, is None at first
-
-    Duchi et al. 2011, section 1.3, the diagonal form. Returns the new weights and sums.
-    """
-    new_sums = {name: g * g + (sums[name] if sums else 0.0) for name, g in grads.items()}
-    return {name: w - lr * grads[name] / (np.sqrt(new_sums[name]) + eps) for name, w in weights.items()}, new_sums

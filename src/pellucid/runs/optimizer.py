@@ -1,4 +1,4 @@
-"""AdamW, Muon and Adagrad as one optimiser whose bad steps leave no trace."""
+"""AdamW, Muon and RMSprop as one optimiser whose bad steps leave no trace."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -6,17 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pellucid.runs.adagrad import DECAY_EVERY, Adagrad
 from pellucid.runs.muon import Muon
 from pellucid.runs.options import NGramOptimizerName, OptimizerName, RunRecipe
 from pellucid.runs.processes import ALONE, Processes
+from pellucid.runs.rmsprop import RMSprop
 
 #: the precision of Muon's iteration where a recipe has another than float32
 MUON_DTYPES = {"bfloat16": torch.bfloat16}
 #: what each optimiser remembers of a parameter
-STATE = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Muon": ("momentum_buffer",), "Adagrad": ("sum",)}
-#: the least weight decay of tables of n-grams that is chosen, which suits a text that is read about once
-NGRAM_WEIGHT_DECAY = 2.0
+STATE = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Muon": ("momentum_buffer",), "RMSprop": ("step", "sum")}
+#: the least weight decay of tables of n-grams that is chosen (docs/log.md)
+NGRAM_WEIGHT_DECAY = 1.0
 
 
 def is_hidden_matrix(name: str, p: Tensor) -> bool:
@@ -30,7 +30,7 @@ def is_ngram_table(name: str) -> bool:
 
 
 def optimizer_of(name: str, p: Tensor, optimizer: OptimizerName, ngram_optimizer: NGramOptimizerName) -> str:
-    """Which of muon, adagrad and adamw has this parameter, by two words of a recipe."""
+    """Which of muon, rmsprop and adamw has this parameter, by two words of a recipe."""
     if is_ngram_table(name):
         return ngram_optimizer
     return "muon" if optimizer == "muon" and is_hidden_matrix(name, p) else "adamw"
@@ -39,11 +39,11 @@ def optimizer_of(name: str, p: Tensor, optimizer: OptimizerName, ngram_optimizer
 class Optimizer:
     """AdamW for everything (`adamw`), or Muon for hidden matrices and AdamW for the rest (`muon`).
 
-    Tables of n-grams have Adagrad where that is asked for, and AdamW otherwise.
+    Tables of n-grams have RMSprop, or AdamW where that is asked for.
 
     Weight decay is decoupled and on matrices only: norms, biases and other vectors never decay, and tables of n-grams
     by a rate of their own, which goes by AdamW's learning rate. A tied matrix is one parameter, counted once; what is
-    frozen has no state. Sources: Loshchilov and Hutter 2017; Jordan et al. 2024; Duchi et al. 2011.
+    frozen has no state. Sources: Loshchilov and Hutter 2017; Jordan et al. 2024; Tieleman and Hinton 2012.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Optimizer:
         eps: float,
         weight_decay: float,
         ngram_weight_decay: float = 0.0,
-        ngram_optimizer: NGramOptimizerName = "adamw",
-        ngram_learning_rate: float = 0.05,
+        ngram_optimizer: NGramOptimizerName = "rmsprop",
+        ngram_learning_rate: float = 3e-3,
         muon_dtype: torch.dtype = torch.float32,
         processes: Processes = ALONE,
     ):
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        of: dict[str, list[tuple[str, nn.Parameter]]] = {"muon": [], "adagrad": [], "adamw": []}
+        of: dict[str, list[tuple[str, nn.Parameter]]] = {"muon": [], "rmsprop": [], "adamw": []}
         for n, p in named:
             of[optimizer_of(n, p, word, ngram_optimizer)].append((n, p))
-        rest, hidden, tables = of["adamw"], [p for _, p in of["muon"]], [p for _, p in of["adagrad"]]
+        rest, hidden, tables = of["adamw"], [p for _, p in of["muon"]], [p for _, p in of["rmsprop"]]
         groups = [
             {"params": [p for n, p in rest if p.ndim >= 2 and not is_ngram_table(n)], "weight_decay": weight_decay},
             {"params": [p for n, p in rest if is_ngram_table(n)], "weight_decay": ngram_weight_decay},
@@ -77,14 +77,12 @@ class Optimizer:
         self.adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True) if groups else None
         self.muon = Muon(hidden, muon_learning_rate, weight_decay, muon_dtype, processes) if hidden else None
         decay = learning_rate * ngram_weight_decay
-        self.adagrad = Adagrad(tables, ngram_learning_rate, decay, eps, processes) if tables else None
-        self.decays = False
-        self.parts: Sequence[torch.optim.Optimizer] = [part for part in (self.adamw, self.muon, self.adagrad) if part]
+        self.rmsprop = RMSprop(tables, ngram_learning_rate, betas[1], decay, eps, processes) if tables else None
+        self.parts: Sequence[torch.optim.Optimizer] = [part for part in (self.adamw, self.muon, self.rmsprop) if part]
         self.peaks = [[group["lr"] for group in part.param_groups] for part in self.parts]
 
-    def set_factor(self, factor: float, step: int = 1) -> None:
-        """Learning rates for the next step: the peaks times `factor`. `step` steps were taken before it."""
-        self.decays = step % DECAY_EVERY == 0
+    def set_factor(self, factor: float) -> None:
+        """Learning rates for the next step: the peaks times `factor`."""
         for part, peaks in zip(self.parts, self.peaks, strict=True):
             for group, peak in zip(part.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
@@ -109,8 +107,8 @@ class Optimizer:
             self.adamw.step()
         if self.muon:
             self.muon.step(bad)
-        if self.adagrad:
-            self.adagrad.step(bad, self.decays)
+        if self.rmsprop:
+            self.rmsprop.step(bad)
 
     @staticmethod
     def _params(part: torch.optim.Optimizer) -> Iterable[nn.Parameter]:

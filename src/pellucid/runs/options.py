@@ -13,8 +13,11 @@ from typing import Any, Literal, TypeVar
 from pellucid.option_values import parse_value
 from pellucid.runs.schedule import ScheduleName
 
+#: the least beta_2 of RMSprop, whose sums grow by up to beta_2^-16 (`rmsprop.BLOCK`) before they are scaled
+LEAST_BETA_2 = 0.01
+
 OptimizerName = Literal["adamw", "muon"]
-NGramOptimizerName = Literal["adagrad", "adamw"]
+NGramOptimizerName = Literal["rmsprop", "adamw"]
 #: pairs of steps
 Segments = tuple[tuple[int, int], ...]
 #: the options that say how long a run is; at most one of them is given
@@ -69,13 +72,13 @@ class TrainOptions(Options):
     learning_rate: float = 5e-3
     #: the largest learning rate of Muon
     muon_learning_rate: float = 2e-2
-    #: adamw for tables of n-grams, or adagrad, which costs nothing for the rows that a step does not meet
-    ngram_optimizer: NGramOptimizerName = "adamw"
-    #: the largest learning rate of Adagrad
-    ngram_learning_rate: float = 0.05
+    #: rmsprop for tables of n-grams, which costs nothing for the rows that a step does not meet, or adamw
+    ngram_optimizer: NGramOptimizerName = "rmsprop"
+    #: the largest learning rate of RMSprop
+    ngram_learning_rate: float = 3e-3
     #: decay of AdamW's average of the gradients
     beta_1: float = 0.9
-    #: decay of AdamW's average of the squared gradients
+    #: decay of the average of the squared gradients, of AdamW and RMSprop
     beta_2: float = 0.99
     #: added to AdamW's divisor
     eps: float = 1e-8
@@ -163,6 +166,8 @@ class TrainOptions(Options):
         refuse_unless(0 < self.mask_share < 1, "mask_share", "a share between 0 and 1, such as 0.15")
         for name in ("beta_1", "beta_2"):
             refuse_unless(0 <= getattr(self, name) < 1, name, "a number from 0 up to, not including, 1")
+        is_held = self.ngram_optimizer != "rmsprop" or self.beta_2 >= LEAST_BETA_2
+        refuse_unless(is_held, "beta_2", f"{LEAST_BETA_2} or more for ngram_optimizer = rmsprop (adamw takes any)")
         refuse_unless(0 <= self.floor <= 1, "floor", "a number from 0 to 1")
         refuse_unless(self.keep_last >= 1, "keep_last", "1 or more")
         for name in ("warmup", "sample_every"):

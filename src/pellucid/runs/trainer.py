@@ -127,7 +127,7 @@ class Trainer(Generic[RecipeT]):
         t, clocks = self.recipe.train, Clocks()
         torch.manual_seed(step_seed(t.seed, self.step))
         rate = self.factor(self.step)
-        self.optimizer.set_factor(rate, self.step)
+        self.optimizer.set_factor(rate)
         self.optimizer.zero_grad()
         trainable, tokens_per_step = self.trainable, self.recipe.tokens_per_step
         total = torch.zeros((), device=next(self.network.parameters()).device)

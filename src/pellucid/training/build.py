@@ -303,7 +303,7 @@ def choose_gradients(network: Transformer, recipe: Recipe, device: torch.device,
     steps: PyTorch's compiler fails where several tables have such gradients.
     """
     t = recipe.train
-    is_asked = t.ngram_optimizer == "adagrad" and t.compile != "yes" and device.type == "cpu" and processes.n == 1
+    is_asked = t.ngram_optimizer == "rmsprop" and t.compile != "yes" and device.type == "cpu" and processes.n == 1
     are_few = recipe.tokens_per_step <= recipe.model.ngram_rows / 2
     for module in network.modules():
         if isinstance(module, NGrams):

@@ -155,7 +155,7 @@ class Base:
 CONTINUING = {
     "train.learning_rate": 5e-4,
     "train.muon_learning_rate": 2e-3,
-    "train.ngram_learning_rate": 5e-3,
+    "train.ngram_learning_rate": 3e-4,
     "train.ngram_weight_decay": 2.0,
 }
 #: the defaults of a run of adapters

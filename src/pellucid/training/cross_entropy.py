@@ -5,7 +5,6 @@ of a step of a small network with two thousand ids (docs/log.md). Where logits l
 operations of our own take its place; PyTorch's compiler calls them as they are.
 """
 
-import ctypes
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,12 +56,7 @@ def is_compiled_for(logits: Tensor) -> bool:
 
 def call(name: str, logits: Tensor, *tensors: Tensor) -> None:
     """Call the compiled function of this name and of the logits' type, with addresses, sizes and threads."""
-    library, why = SOURCE.load()
-    if library is None:
-        raise RuntimeError(why)
-    addresses = [ctypes.c_void_p(x.data_ptr()) for x in (logits, *tensors)]
-    sizes = [ctypes.c_size_t(n) for n in (*logits.shape, torch.get_num_threads())]
-    getattr(library, f"{name}_{NAMES[logits.dtype]}")(*addresses, *sizes)
+    SOURCE.call(f"{name}_{NAMES[logits.dtype]}", (logits, *tensors), (*logits.shape, torch.get_num_threads()))
 
 
 @torch.library.custom_op("pellucid::losses", mutates_args=())

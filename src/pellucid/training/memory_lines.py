@@ -22,10 +22,10 @@ from pellucid.model import Transformer
 from pellucid.model.dropout import draw_by_sample
 from pellucid.model.lora import adapt
 from pellucid.model.mlp import MixtureOfExperts
-from pellucid.runs.adagrad import update
 from pellucid.runs.muon import update_together
 from pellucid.runs.optimizer import optimizer_of
 from pellucid.runs.processes import Processes
+from pellucid.runs.rmsprop import RMSprop
 from pellucid.training.build import choose_paths
 from pellucid.training.memory_layout import ShardedMemory, divide_stream, part_of, round_blocks
 from pellucid.training.objectives import MANY_LOGITS, MicroBatch, autocast, with_dropout_by_sample
@@ -261,10 +261,10 @@ def _integers(value: Any) -> Iterator[int]:
         yield int(value)
 
 
-#: parameters of one kind: muon, adagrad or adamw, the shape of a process's part, and that of the whole
+#: parameters of one kind: muon, rmsprop or adamw, the shape of a process's part, and that of the whole
 ParameterKind = tuple[str, torch.Size, torch.Size]
 #: how many averages, or sums, each optimiser has of a number
-AVERAGES = {"muon": 1, "adagrad": 1, "adamw": 2}
+AVERAGES = {"muon": 1, "rmsprop": 1, "adamw": 2}
 
 
 @lru_cache(maxsize=64)
@@ -313,10 +313,12 @@ def without_layers(a: Architecture, repeat: RepeatedLayers) -> Architecture:
 
 
 def optimizer_bytes(trained: Counter[ParameterKind]) -> int:
-    """AVERAGES of each number; AdamW also counts the steps of a parameter, and there is the flag of a bad step."""
+    """AVERAGES of each number; AdamW and RMSprop also count the steps of a parameter, and there is the flag of a bad
+    step.
+    """
     averages = sum(n * FLOAT * part.numel() * AVERAGES[word] for (word, part, _), n in trained.items())
-    counts = sum(n for (word, _, _), n in trained.items() if word == "adamw")
-    return averages + FLOAT * counts + 1 + (FLOAT if counts else 0)
+    counts = {word: sum(n for (of, _, _), n in trained.items() if of == word) for word in ("adamw", "rmsprop")}
+    return averages + FLOAT * sum(counts.values()) + 1 + (FLOAT if counts["adamw"] else 0)
 
 
 class SizesOfParts(Processes):
@@ -353,13 +355,16 @@ def _muon_bytes(part: torch.Size, whole: torch.Size, n: int, precision: str) -> 
 
 
 @lru_cache(maxsize=64)
-def _adagrad_bytes(part: torch.Size) -> int:
-    """The largest memory while Adagrad updates a table, besides it, its gradient and its sum."""
+def _rmsprop_bytes(part: torch.Size) -> int:
+    """The largest memory while RMSprop updates a table, besides it, its gradient and its sum."""
     with shapes_only() as mode:
-        p, squares, gradient = (torch.empty(part) for _ in range(3))
+        p = nn.Parameter(torch.empty(part))
+        p.grad = torch.empty(part)
+        optimizer = RMSprop([p], 0.1, 0.99, 0.1, 1e-8)
+        optimizer.remembered(p)
         bad = torch.zeros((), dtype=torch.bool)
         start, _ = mode.new_part()
-        update(p, squares, gradient, 0.1, 1e-8, bad)
+        optimizer.step(bad)
         _, record = mode.new_part()
         return max(line.fixed for line in record) - start.fixed
 
@@ -370,5 +375,5 @@ def update_bytes(trained: Counter[ParameterKind], precision: str) -> int:
     Clipping needs the norm of each gradient, a vector of all these norms, and its norm.
     """
     muon = [_muon_bytes(*parts, n, precision) for (word, *parts), n in trained.items() if word == "muon"]
-    adagrad = [_adagrad_bytes(part) for word, part, _ in trained if word == "adagrad"]
-    return max(FLOAT * (2 * trained.total() + 1), *muon, *adagrad, 0)
+    tables = [_rmsprop_bytes(part) for word, part, _ in trained if word == "rmsprop"]
+    return max(FLOAT * (2 * trained.total() + 1), *muon, *tables, 0)

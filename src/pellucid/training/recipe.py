@@ -69,7 +69,7 @@ class Recipe(TextRecipe):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """What `to_dict` wrote."""
-        written = {"text": EARLIER, "train": {}, "adapt": {}, "parallel": {}}
+        written = {"text": EARLIER, "train": {"ngram_optimizer": "adamw"}, "adapt": {}, "parallel": {}}
         parts = {p: parse_options(PARTS[p], earlier | values.get(p, {}), p) for p, earlier in written.items()}
         return cls(
             inputs=tuple(values["inputs"]),

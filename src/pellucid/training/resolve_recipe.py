@@ -28,8 +28,9 @@ LONGEST_EXPLICIT = 512
 #: the kernels of pellucid.model.kernels that train.attention names
 KERNELS: tuple[KernelName, ...] = ("fused", "explicit")
 #: while the text is read once at the largest learning rate, a row of an n-gram table that no step meets falls to about
-#: e^-FORGETTING of itself (docs/log.md); a reading of fewer steps counts as SHORTEST_READING
-FORGETTING, SHORTEST_READING = 10.0, 50
+#: e^-FORGETTING of itself: the former in a run that reads the text less than READ_AGAIN times, the latter in others
+#: (docs/log.md); a reading of fewer steps counts as SHORTEST_READING
+FORGETTING, READ_AGAIN, SHORTEST_READING = (6.0, 10.0), 1.5, 50
 
 
 def matmul_seconds(device: torch.device, dtype: torch.dtype, n: int = 384) -> float:
@@ -125,7 +126,7 @@ def resolve_ngram_weight_decay(recipe: Recipe, n_train: int) -> tuple[Recipe, st
     A row that a step does not meet becomes (1 - learning_rate ngram_weight_decay) times itself. A row that still knows
     what followed its n-gram when that place is read again makes the network rely on what held-out text does not
     confirm. So the decay is FORGETTING / (learning_rate x the steps of one reading), and at least NGRAM_WEIGHT_DECAY,
-    that of a long text. The recipe's batch is resolved.
+    that of a long text. The recipe's batch and the number of its steps are resolved.
     """
     t, a = recipe.train, recipe.model
     if recipe.adapt.rank or not (a.ngrams or (a.encoder and a.encoder.ngrams)):
@@ -133,9 +134,10 @@ def resolve_ngram_weight_decay(recipe: Recipe, n_train: int) -> tuple[Recipe, st
     if t.ngram_weight_decay >= 0:
         return recipe, f"n-gram tables: weight decay {t.ngram_weight_decay:g}, set in the recipe"
     steps = n_train / recipe.tokens_per_step
-    wanted = FORGETTING / (t.learning_rate * max(steps, SHORTEST_READING))
+    readings = recipe.n_steps / steps
+    wanted = FORGETTING[readings >= READ_AGAIN] / (t.learning_rate * max(steps, SHORTEST_READING))
     decay = max(NGRAM_WEIGHT_DECAY, float(f"{wanted:.2g}"))
-    why = f"one reading of the text takes {steps:,.0f} steps"
+    why = f"one reading of the text takes {steps:,.0f} steps, and the run reads it {readings:.1f} times"
     return with_train(recipe, ngram_weight_decay=decay), f"n-gram tables: weight decay {decay:g}, chosen: {why}"
 
 

@@ -213,7 +213,6 @@ class TransformerTrainable(TextTrainable[Recipe]):
         interruption.poll()
 
         n_train = len(self.tokens.part("train"))
-        self.recipe, decay = resolve.resolve_ngram_weight_decay(self.recipe, n_train)
         timer = TransformerStepTimer(self, interruption)
         passes = () if asked.accumulate else passes_that_fit(self.recipe, device, self.processes)
         generators = [device] if device.type == "cuda" else []
@@ -224,7 +223,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
         recipe = self.recipe
         with interruption.phase("counting first weights", "tokens") as phase:
             self.count_first_weights(phase)
-        lines += [counted, decay]
+        lines.append(counted)
         choose_kernel(self.network, recipe)
         choose_gradients(self.network, recipe, device, self.processes)
         if recipe.adapt.rank:
@@ -237,7 +236,8 @@ class TransformerTrainable(TextTrainable[Recipe]):
             pace.know(data.n_held_out, resolve.n_trained(recipe), most, self.finish_cost)
             recipe, sentence = plan_in_time(recipe, opened, pace)
             lines.append(sentence)
-        self.recipe = recipe
+        self.recipe, decay = resolve.resolve_ngram_weight_decay(recipe, n_train)
+        lines.append(decay)
         n_parameters = count_parameters(recipe.model)["total"]
         model = [describe_model(recipe.model, n_parameters), describe_step(asked, recipe)]
         return [*model, *filter(None, lines), *self.lines_on_whole_weights(), *checked]
