@@ -14,6 +14,7 @@ from pellucid.runs import reporter as display
 from pellucid.runs.length import LONGEST, SHORTEST, evaluation_interval
 from pellucid.runs.live_reporter import LiveReporter
 from pellucid.runs.reporter import PlainReporter
+from pellucid.training.build import FEW_DOCUMENTS
 from pellucid.training.recipe import make_recipe
 
 
@@ -139,3 +140,24 @@ def test_a_short_run_is_measured_and_sampled_once(tmp_path):
     heads = [line.partition("  ")[0] for line in below.splitlines()]
     assert heads[:3] == ["step 30/30", "step 30", "--- sample at step 30"]
     assert heads[4:] == ["---"]
+
+
+@pytest.mark.parametrize(
+    ("n_documents", "words", "fields", "prompt"),
+    [
+        (1, "to be\nor not\n", {}, "\n"),
+        (FEW_DOCUMENTS + 4, "to be\nor not\n", {}, ""),
+        (1, "to be\nor not\n", {"sample_prompt": "be"}, "be"),
+        (1, "to be or not ", {"tokenizer": "char"}, ""),
+    ],
+    ids=["one document", "many", "a prompt of one's own", "no new line"],
+)
+def test_samples_begin_with_a_new_line_where_few_documents_show_how_one_begins(
+    tmp_path, n_documents, words, fields, prompt
+):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for k in range(n_documents):
+        (folder / f"{k:02}.txt").write_text(f"{words * 60}{k}", encoding="utf-8")
+    run = start(folder, tmp_path / "run", steps=1, evaluate_every=1, held_out=0.05, **fields)
+    assert run.recipe.train.sample_prompt == prompt

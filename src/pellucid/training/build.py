@@ -54,6 +54,8 @@ from pellucid.training.text_parts import (
     read_recipe_text,
 )
 
+#: documents from which on a network has seen often enough how one begins
+FEW_DOCUMENTS = 32
 #: the source of given weights, in an error
 STARTING_MODEL = "the model to start from"
 
@@ -212,6 +214,8 @@ def fit_to_input(
 ) -> Recipe:
     """The recipe with the options that follow from the input: the vocabulary; for pairs and conversations, the mean
     number of targets of a row and the sample prompt; and its batch, which `shares` processes divide.
+
+    A text of few documents shows too seldom how one begins, so that samples of a new network begin with a new line.
     """
     # a model that a run starts from may have rows that no id stands for
     n_vocab = tokenizer.n_vocab if recipe.base is None else max(tokenizer.n_vocab, recipe.model.n_vocab)
@@ -227,6 +231,9 @@ def fit_to_input(
         recipe = replace(recipe, tokens_per_row=len(train) / train.n_pairs)
         shown = recipe.train.sample_prompt or tokens.split.corpus.sources[first]
         recipe = with_train(recipe, sample_prompt=shown)
+    if isinstance(tokens, Tokens) and recipe.base is None and len(tokens.part("train").starts) < FEW_DOCUMENTS:
+        opening = "\n" if tokenizer.decode(tokenizer.encode("\n")) == "\n" else ""
+        recipe = with_train(recipe, sample_prompt=recipe.train.sample_prompt or opening)
     return resolve.resolve_batch(recipe, device, shares)
 
 
