@@ -301,6 +301,7 @@ def test_training_takes_a_recipe_object(text, tmp_path):
     longer = pellucid.train(recipe=run.recipe, steps=3, fields={"seed": 6}, out=tmp_path / "longer")
     assert (longer.step, longer.recipe.train.seed) == (3, 6)
     # what the recipe says of a run is compared when that run is resumed
+    assert run.recipe.train.sample_prompt  # was chosen
     assert pellucid.train(out=run.path, resume=True, recipe=recipe, steps=3).step == 3
     with pytest.raises(RecipeError, match=r"cannot be resumed with other options \(train.seed: 5 in the run, 6"):
         pellucid.train(out=run.path, resume=True, recipe=longer.recipe, steps=4)

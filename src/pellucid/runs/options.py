@@ -135,7 +135,7 @@ class TrainOptions(Options):
     keep_last: int = 2
     #: steps between samples of generated text; 0: at every measurement of the held-out loss; -1: never
     sample_every: int = 0
-    #: the prompt of the samples
+    #: the prompt of the samples; empty: chosen by what the text has
     sample_prompt: str = ""
 
     def check(self) -> None:
