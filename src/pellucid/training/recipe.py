@@ -363,7 +363,8 @@ def _leaves_open(name: str, value: Any) -> bool:
     if part not in PARTS:
         return False
     default = {f.name: f.default for f in fields(PARTS[part])}.get(last)
-    return (default in (0, -1, "auto") or last == "sample_prompt") and str(value) in (str(default), str(default).removesuffix(".0"))
+    is_chosen = default in (0, -1, "auto") or last == "sample_prompt"
+    return is_chosen and str(value) in (str(default), str(default).removesuffix(".0"))
 
 
 def read_recipe_file(path: Path) -> dict[str, Any]:
