@@ -74,7 +74,7 @@ class CompiledSource:
     def compiler_and_target(self) -> tuple[str, Path]:
         """The compiler, and where its result is kept.
 
-        Raises RuntimeError where there is none, and nowhere to keep it.
+        Raises RuntimeError where there is no compiler, or no folder to keep its result in.
         """
         wanted = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
         compiler = next((path for name in wanted if (path := shutil.which(name))), None)
@@ -100,7 +100,7 @@ class CompiledSource:
             return None, f"{self.path.name} cannot be compiled or loaded: {e}"
 
     def is_usable(self) -> bool:
-        """Whether there is a library; where it was asked before, by an attribute alone, as PyTorch's compiler reads."""
+        """Whether there is a library. The answer is kept in an attribute, which PyTorch's compiler can read."""
         if self.is_loaded is None:
             self.is_loaded = self.load()[0] is not None
         return self.is_loaded

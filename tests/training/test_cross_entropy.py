@@ -111,6 +111,16 @@ def test_without_a_compiler_pytorch_computes_the_same(monkeypatch):
     assert torch.equal(is_likeliest(logits.detach(), targets), right)
 
 
+@pytest.mark.parametrize("target", [300, 10**6, -1])
+def test_a_target_outside_of_the_vocabulary_is_refused(target):
+    """Reading and writing there would be elsewhere in memory."""
+    logits, targets = rows(7, 4, 300, torch.float32)
+    targets[2] = target
+    for function in (cross_entropy, is_likeliest):
+        with pytest.raises(IndexError, match="expected 0 to 299, or -100 for none"):
+            function(logits, targets)
+
+
 def test_a_gradient_of_a_gradient_is_refused():
     logits, targets = rows(6, 4, 300, torch.float32)
     (gradient,) = torch.autograd.grad(cross_entropy(logits, targets).sum(), logits, create_graph=True)

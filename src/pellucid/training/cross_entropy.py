@@ -54,9 +54,18 @@ def is_compiled_for(logits: Tensor) -> bool:
     return is_read and logits.size(-1) >= LEAST_VOCABULARY and SOURCE.is_usable()
 
 
-def call(name: str, logits: Tensor, *tensors: Tensor) -> None:
-    """Call the compiled function of this name and of the logits' type, with addresses, sizes and threads."""
-    SOURCE.call(f"{name}_{NAMES[logits.dtype]}", (logits, *tensors), (*logits.shape, torch.get_num_threads()))
+def call(name: str, logits: Tensor, targets: Tensor, *tensors: Tensor) -> None:
+    """Call the compiled function of this name and of the logits' type, with addresses, sizes and threads.
+
+    Raises IndexError for a target outside of the vocabulary, whose place in memory belongs to something else.
+    """
+    n_vocab = logits.size(-1)
+    if bool((((targets < 0) & (targets != UNSCORED)) | (targets >= n_vocab)).any()):
+        raise IndexError(
+            f"targets from {targets.min()} to {targets.max()}: expected 0 to {n_vocab - 1}, or {UNSCORED} for none"
+        )
+    sizes = (*logits.shape, torch.get_num_threads())
+    SOURCE.call(f"{name}_{NAMES[logits.dtype]}", (logits, targets, *tensors), sizes)
 
 
 @torch.library.custom_op("pellucid::losses", mutates_args=())
