@@ -55,7 +55,7 @@ class RMSprop(torch.optim.Optimizer):
                 taken, sums = self.remembered(p)
                 table, sums, gradient, n = own(p), own(sums), own(p.grad), taken.to(p.dtype)
                 in_block = n % BLOCK + 1
-                if gradient.is_sparse:  # on a CPU, where nobody waits for a number
+                if is_at_hand(gradient):
                     if bad:
                         continue
                     n, in_block = n.item(), in_block.item()
@@ -80,17 +80,27 @@ def shrink(x: Tensor, factor: float, bad: Tensor, in_block: Tensor | float) -> N
     x.mul_(torch.ones_like(bad, dtype=x.dtype).masked_fill_(~bad & (in_block == 1), factor))
 
 
+def is_at_hand(x: Tensor) -> bool:
+    """Whether nobody waits for its numbers: they are on a CPU, and it is no stand-in that has a shape alone."""
+    return x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
+
+
+def rows_and_values(gradient: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Which rows the gradient has, None for all, and their gradients."""
+    return (gradient.indices()[0].contiguous(), gradient.values()) if gradient.is_sparse else (None, gradient)
+
+
 def are_read(p: Tensor, sums: Tensor, gradient: Tensor) -> bool:
     """Whether the compiled update reads them: float32 on a CPU, rows one after another, of a vector each."""
-    whole = (p, sums, gradient.values())
-    return p.ndim == 2 and all(x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous() for x in whole)
+    whole = (p, sums, rows_and_values(gradient)[1])
+    return p.ndim == 2 and all(x.dtype == torch.float32 and is_at_hand(x) and x.is_contiguous() for x in whole)
 
 
 def update_rows(
     p: Tensor, sums: Tensor, gradient: Tensor, rate: float, eps: float, weight: float, scale: float
 ) -> None:
-    """`update` of a sparse gradient by a file of C++: PyTorch's operations take several times as long (docs/log.md)."""
-    rows, g = gradient.indices()[0].contiguous(), gradient.values()
+    """`update` by a file of C++: PyTorch's operations take several times as long (docs/log.md)."""
+    rows, g = rows_and_values(gradient)
     sizes = (*g.shape, torch.get_num_threads())
     SOURCE.call("update_rows", (p, sums, rows, g), sizes, (rate, eps, weight, scale**0.5))
 
@@ -109,7 +119,7 @@ def update(
 
     In a bad step 0 is added to s and subtracted from p, which keeps their bits.
     """
-    if gradient.is_sparse and are_read(p, sums, gradient) and SOURCE.is_usable():
+    if are_read(p, sums, gradient) and SOURCE.is_usable():
         if not bad:
             update_rows(p, sums, gradient, rate, eps, float(weight), float(scale))
     elif gradient.is_sparse:

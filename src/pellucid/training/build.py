@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,6 +26,7 @@ from pellucid.model.weights import (
     without_memory,
 )
 from pellucid.presets import with_vocabulary
+from pellucid.runs.device import not_compiled
 from pellucid.runs.interrupt import Interruption, Phase
 from pellucid.runs.options import RecipeError, TrainOptions, with_train
 from pellucid.runs.processes import ALONE, Processes
@@ -306,17 +307,24 @@ def choose_paths(network: Transformer, recipe: Recipe) -> None:
 def choose_gradients(network: Transformer, recipe: Recipe, device: torch.device, processes: Processes = ALONE) -> None:
     """Let tables of n-grams have gradients of only those rows that a step meets, where these are few.
 
-    For one process on a CPU: elsewhere the number of rows would have to be waited for, or sent. And not for compiled
-    steps: PyTorch's compiler fails where several tables have such gradients.
+    For one process on a CPU: elsewhere the number of rows would have to be waited for, or sent. PyTorch's compiler
+    fails where several tables have such gradients, so the tables are not part of what it compiles.
     """
     t = recipe.train
-    is_asked = t.ngram_optimizer == "rmsprop" and t.compile != "yes" and device.type == "cpu" and processes.n == 1
+    is_asked = t.ngram_optimizer == "rmsprop" and device.type == "cpu" and processes.n == 1
     are_few = recipe.tokens_per_step <= recipe.model.ngram_rows / 2
     for module in network.modules():
         if isinstance(module, NGrams):
+            module.__class__ = uncompiled_ngrams() if is_asked and are_few and t.compile == "yes" else NGrams
             for table in module.tables.values():
                 assert isinstance(table, nn.Embedding)
                 table.sparse = is_asked and are_few
+
+
+@cache
+def uncompiled_ngrams() -> type[NGrams]:
+    """NGrams that PyTorch's compiler calls as they are."""
+    return type(NGrams.__name__, (NGrams,), {"forward": not_compiled(NGrams.forward)})
 
 
 def choose_kernel(network: Transformer, recipe: Recipe) -> None:
