@@ -34,11 +34,15 @@ SIZES = ("model.d_model", "model.n_layers", "model.attention.n_heads", "model.at
 WIDTHS, DEPTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), (1, 2, 3, 4, 6, 8, 12, 16, 24)
 VOCABULARIES = (SMALLEST := 320, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 CONTEXT, HEAD = 128, 32
+#: the widest network of a single layer
+WIDEST_LAYER = 128
 #: the share of the time that is spent in steps, as in `runs.length.resolve_steps`
 STEPPING = 0.93
 #: n-gram tables are left out if the run reads its text more often than this times the cube root of variety and tokens
-#: for each of their rows: they would memorize it
-PASSES_WITH_TABLES = 2.4
+#: for each of their rows: they would memorize it. For subword tokens, and for characters or bytes
+PASSES_WITH_TABLES = (4.0, 5.0)
+#: passes up to which tables have more rows: of a text that is read more often they memorize more
+FEW_PASSES = 5.0
 #: how often the size is chosen in an octave of time
 RUNGS = 8
 #: sequences in a step, and the number of steps above which the batch is doubled
@@ -63,9 +67,14 @@ PROSE, VARIETIES = 22.0, (0.5, 3.0)
 #: bits per character: from too few weights, too little text and too few steps, and the gain from n-gram tables, for
 #: subword tokens and for characters or bytes
 CAPACITY_FIT, DATA_FIT, STEP_FIT, TABLES = (0.206, 0.49, 0.202), (0.78, 0.169), (2.123, 0.382), (0.073, 0.25)
+#: the power of the width by which that gain grows, as their vectors are that wide, and the width where it is TABLES
+TABLES_FIT = (0.3, 96)
 #: bits per character that a run lacks beyond STEP_FIT where its steps are few, and the number of steps at which it
 #: lacks them; it falls with the square of the steps
 START_FIT = (0.085, 300)
+#: bits per character that a single layer lacks in the end, as it cannot find what followed an earlier occurrence
+#: (Olsson et al. 2022), and the steps that two layers take to learn it
+ONE_LAYER_FIT = (0.06, 1000)
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,8 @@ class Size:
     n_layers: int
     batch: int
     ngrams: bool = False
+    #: of each table of n-grams; 0: as the recipe has it
+    rows: int = 0
     seconds: float = 0.0
     steps: int = 0
     passes: float = 0.0
@@ -253,9 +264,11 @@ def vocabularies(n_characters: int) -> list[int]:
 
 
 def candidates(vocabulary: int) -> Iterator[Size]:
-    """Every candidate: as deep as networks of its width usually are, within a factor of two."""
+    """Every candidate: as deep as networks of its width usually are, within a factor of two, and single layers of
+    little width, which tables of n-grams make do with.
+    """
     for d, n in itertools.product(WIDTHS, DEPTHS):
-        if max(1, d // 64) <= n <= max(4, d // 32):
+        if max(1, d // 64) <= n <= max(4, d // 32) or (n == 1 and d <= WIDEST_LAYER):
             yield Size(vocabulary, d, n, FEWEST_SEQUENCES)
 
 
@@ -270,24 +283,36 @@ def fit_to_time(size: Size, text: Text, recipe: Recipe, seconds: float, scale: t
     per_step, n_tokens = seconds_of(size, scale), text.n_characters / each
     steps = max(1, min(int(seconds / per_step), int(MOST_PASSES * n_tokens / size.tokens)))
     passes = steps * size.tokens / n_tokens
-    ngrams = bool(recipe.model.ngrams) and passes <= passes_with_tables(recipe, n_tokens * text.variety)
-    sized_batch = replace(size, seconds=per_step, steps=steps, passes=passes, ngrams=ngrams)
+    ngrams = bool(recipe.model.ngrams) and passes <= passes_with_tables(recipe, n_tokens * text.variety, by_character)
+    rows = rows_of_tables(recipe, text) if ngrams and passes <= FEW_PASSES else 0
+    sized_batch = replace(size, seconds=per_step, steps=steps, passes=passes, ngrams=ngrams, rows=rows)
     return replace(sized_batch, expected=expected(sized_batch, text, by_character))
 
 
-def passes_with_tables(recipe: Recipe, varied: float) -> float:
+def rows_of_tables(recipe: Recipe, text: Text) -> int:
+    """The rows of each table of n-grams where the text is read few times, 0 to leave the recipe's.
+
+    N-grams that share a row tell less, and there are more of them where languages and scripts are many. RMSprop does
+    not read the rows that a step does not meet; with AdamW all of them take time.
+    """
+    if recipe.train.ngram_optimizer != "rmsprop":
+        return 0
+    return recipe.model.ngram_rows * 2 ** round(math.log2(1 + text.variety))
+
+
+def passes_with_tables(recipe: Recipe, varied: float, by_character: bool) -> float:
     """How often a text may be read before n-gram tables memorize it; `varied` is its tokens x variety."""
     a = recipe.model
-    return PASSES_WITH_TABLES * (varied / max(1, len(a.ngrams) * a.ngram_rows)) ** (1 / 3)
+    return PASSES_WITH_TABLES[by_character] * (varied / max(1, len(a.ngrams) * a.ngram_rows)) ** (1 / 3)
 
 
 def expected(size: Size, text: Text, by_character: bool = False) -> float:
     """The quantity that ranks sizes, in bits per character above the minimum that a text allows:
 
     a (12 n_layers^c d_model^2 / 10^5)^-b + d variety (characters / 10^6)^-e + f steps^-g + h (steps / k)^-2, less
-    t variety^2 with n-gram tables. Without the term in h, runs of fewer than about 400 steps got networks too wide to
-    learn in them (docs/log.md). The characters are those that are read; those of later passes count less
-    (Muennighoff et al. 2023).
+    t variety^2 (d_model / w)^p with n-gram tables, and for a single layer m (1 - e^(-steps / q)) more. Without the term
+    in h, runs of fewer than about 400 steps got networks too wide to learn in them (docs/log.md). The characters are
+    those that are read; those of later passes count less (Muennighoff et al. 2023).
     """
     (a, b, c), (d, e), (f, g), (h, k) = CAPACITY_FIT, DATA_FIT, STEP_FIT, START_FIT
     again = max(size.passes - 1, 0.0)
@@ -299,7 +324,16 @@ def expected(size: Size, text: Text, by_character: bool = False) -> float:
         + f * size.steps**-g
         + h * (size.steps / k) ** -2
     )
-    return loss - TABLES[by_character] * text.variety**2 if size.ngrams else loss
+    if size.n_layers == 1:
+        m, q = ONE_LAYER_FIT
+        loss += m * (1 - math.exp(-size.steps / q))
+    return loss - tables_gain(size, text, by_character) if size.ngrams else loss
+
+
+def tables_gain(size: Size, text: Text, by_character: bool) -> float:
+    """What n-gram tables take off, in bits per character."""
+    power, width = TABLES_FIT
+    return TABLES[by_character] * text.variety**2 * (size.d_model / width) ** power
 
 
 def characters_per_token(vocabulary: int, variety: float) -> float:
@@ -365,6 +399,8 @@ def size_fields(recipe: Recipe, size: Size) -> dict[str, Any]:
         "model.n_ctx": CONTEXT,
         "train.batch": size.batch,
     }
+    if size.rows:
+        fields["model.ngram_rows"] = size.rows
     if recipe.model.mlp.form == "gated":
         fields["model.mlp.d_ff"] = gated_width(size.d_model)
     return fields
@@ -392,7 +428,11 @@ def sized(recipe: Recipe, sizing: Sizing, known: set[str]) -> Recipe:
 def sizing_lines(sizing: Sizing, final: Recipe) -> list[str]:
     """What was chosen and why, in a few lines, with the user's own values for fields that the user set."""
     c, n, a = sizing.chosen, sizing.text.n_characters, final.model
-    tables = "with tables of n-grams" if a.ngrams else f"without tables of n-grams ({c.passes:.1f} passes)"
+    tables = (
+        f"with tables of n-grams of {a.ngram_rows:,} rows"
+        if a.ngrams
+        else f"without tables of n-grams ({c.passes:.1f} passes)"
+    )
     lines = [
         f"size: width {a.d_model}, {a.n_layers} layers, vocabulary {c.vocabulary:,}, context {a.n_ctx}, {c.batch} "
         f"sequences a step, {tables}; chosen for {n:,} characters and {sizing.seconds:,.0f} s of steps",
@@ -423,8 +463,10 @@ def explained(sizing: Sizing) -> list[str]:
     return [
         f"sizes are ranked by {a:g} (12 n_layers^{c:g} d_model^2 / 10^5)^-{b:g} + {d:g} x {varied} (characters read / "
         f"10^6)^-{e:g} + {f:g} steps^-{g:g} + {h:g} (steps / {k:g})^-2, less {TABLES[sizing.by_character]:g} x "
-        f"{varied}^2 with tables of n-grams (bits per character, from runs of benchmarks/sizing.py); those are left "
-        f"out above {PASSES_WITH_TABLES:g} x ({varied} x tokens of the text / rows of the tables)^(1/3) passes",
+        f"{varied}^2 (d_model / {TABLES_FIT[1]:g})^{TABLES_FIT[0]:g} with tables of n-grams (bits per character, from "
+        f"runs of benchmarks/sizing.py); those are left out above {PASSES_WITH_TABLES[sizing.by_character]:g} x "
+        f"({varied} x tokens of the text / rows of the tables)^(1/3) passes; a single layer "
+        f"lacks {ONE_LAYER_FIT[0]:g} x (1 - e^(-steps / {ONE_LAYER_FIT[1]:g}))",
         f"a step takes {sizing.scale[0]:.2f} times what it took there at width {PROBES[0]}, "
         f"{sizing.scale[1]:.2f} times at "
         f"width {PROBES[1]}; the vocabulary is the largest whose ids are met {MIN_TOKEN_COUNT[0]} times on average, "
