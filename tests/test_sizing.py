@@ -310,7 +310,7 @@ def test_tables_are_had_for_longer_where_there_is_more_to_know():
     assert not any(size.ngrams for size in choose_size(recipe(3.0, ngrams=""), Text(10**7), (1.0, 1.0)).considered)
 
 
-def test_tables_have_more_rows_where_a_text_is_read_few_times_and_more_still_of_many_languages():
+def test_tables_have_more_rows_where_a_text_is_read_few_times_and_more_still_of_many_languages(monkeypatch):
     """Where a step need not read all of them; the rows that were asked for stay."""
     for variety_, rows in ((0.5, 32_768), (1.0, 32_768), (3.0, 65_536)):
         few, many = (
@@ -321,9 +321,12 @@ def test_tables_have_more_rows_where_a_text_is_read_few_times_and_more_still_of_
         assert (few.rows, many.rows) == (rows, 0)
         assert sizing.recipe_of_size(recipe(), few).model.ngram_rows == rows
         assert sizing.recipe_of_size(recipe(), many).model.ngram_rows == 16_384
-    of_adamw = fit_to_time(Size(512, 64, 1, 8), Text(10**7), recipe(ngram_optimizer="adamw"), 50.0, (1.0, 1.0))
-    assert of_adamw.ngrams
-    assert of_adamw.rows == 0
+    for n_processes, word, rows in ((1, "rmsprop", 32_768), (1, "adamw", 0), (2, "rmsprop", 0)):
+        monkeypatch.setenv("WORLD_SIZE", str(n_processes))
+        size = fit_to_time(Size(512, 64, 1, 8), Text(10**7), recipe(ngram_optimizer=word), 50.0, (1.0, 1.0))
+        assert size.ngrams
+        assert size.rows == rows
+    monkeypatch.delenv("WORLD_SIZE")
     made = choose_size(recipe(), Text(10**8), (1.0, 1.0))
     assert made.chosen.rows == 32_768
     assert sized(recipe(), made, set()).model.ngram_rows == 32_768

@@ -24,6 +24,7 @@ from pellucid.runs.device import (
     resolve_device,
 )
 from pellucid.runs.options import LENGTHS, RecipeError, with_train
+from pellucid.runs.processes import world_size
 from pellucid.text.split import Split
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training.autotune import combinations, default_of
@@ -293,9 +294,10 @@ def rows_of_tables(recipe: Recipe, text: Text) -> int:
     """The rows of each table of n-grams where the text is read few times, 0 to leave the recipe's.
 
     N-grams that share a row tell less, and there are more of them where languages and scripts are many. RMSprop does
-    not read the rows that a step does not meet; with AdamW all of them take time.
+    not read the rows that a step does not meet; AdamW reads all of them, and several processes send each other the
+    gradients of all.
     """
-    if recipe.train.ngram_optimizer != "rmsprop":
+    if recipe.train.ngram_optimizer != "rmsprop" or world_size() > 1:
         return 0
     return recipe.model.ngram_rows * 2 ** round(math.log2(1 + text.variety))
 
