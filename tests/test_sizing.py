@@ -114,7 +114,7 @@ def test_wide_steps_alone_twice_as_fast_choose_no_network_that_is_too_wide_for_f
     assert expected(many, text) < expected(few, text)
 
 
-def test_shakespeare_of_minutes_without_tables_keeps_layers():
+def test_more_minutes_of_shakespeare_without_tables_keep_three_layers():
     """The log's runs of 180 seconds ended at 2.1267 bits a character with 128/2, and at 2.1716 with 96/1."""
     text = Text(1_003_854)
     made = choose_size(recipe(3.0, ngrams=""), text, (1.0, 1.0))
@@ -202,9 +202,9 @@ def test_compilation_is_counted_in_the_time_for_steps(t, factor, asked, has_comp
 def test_more_weights_steps_or_text_rank_better(steps, passes):
     size = Size(1024, 128, 4, 16, steps=steps, passes=passes)
     n = Text(10**6)
-    assert expected(sizing.replace(size, d_model=192), n) < expected(size, n)
-    assert expected(sizing.replace(size, steps=2 * steps), n) < expected(size, n)
-    assert expected(sizing.replace(size, passes=1.5 * passes), n) < expected(size, n)
+    assert expected(replace(size, d_model=192), n) < expected(size, n)
+    assert expected(replace(size, steps=2 * steps), n) < expected(size, n)
+    assert expected(replace(size, passes=1.5 * passes), n) < expected(size, n)
     assert expected(size, Text(2 * 10**6)) < expected(size, n) < expected(size, Text(10**6, 2.0))
 
 
@@ -212,7 +212,7 @@ def test_a_step_costs_more_with_all_that_is_larger():
     size = Size(1024, 128, 4, 16)
     base = seconds_of(size, (1.0, 1.0))
     for change in ({"vocabulary": 2048}, {"d_model": 192}, {"n_layers": 6}, {"batch": 32}):
-        assert seconds_of(sizing.replace(size, **change), (1.0, 1.0)) > base
+        assert seconds_of(replace(size, **change), (1.0, 1.0)) > base
     low, high = (Size(1024, d, 4, 16) for d in sizing.PROBES)
     assert seconds_of(low, (2.0, 3.0)) == pytest.approx(2 * seconds_of(low, (1.0, 1.0)))
     assert seconds_of(high, (2.0, 3.0)) == pytest.approx(3 * seconds_of(high, (1.0, 1.0)))
@@ -302,9 +302,9 @@ def test_tables_are_had_for_longer_where_there_is_more_to_know():
     assert by_character.chosen.ngrams
     for made, worth in zip((by_piece, by_character), sizing.TABLES, strict=True):
         for variety_ in (1.0, 2.0):
-            size, text = sizing.replace(made.chosen, ngrams=False), Text(1_000_000, variety_)
+            size, text = replace(made.chosen, ngrams=False), Text(1_000_000, variety_)
             without = expected(size, text, made.by_character)
-            taken_off = without - expected(sizing.replace(size, ngrams=True), text, made.by_character)
+            taken_off = without - expected(replace(size, ngrams=True), text, made.by_character)
             assert taken_off == pytest.approx(worth * variety_**2 * (size.d_model / 96) ** 0.3)
         assert f"less {worth:g} x " in "\n".join(explained(made))
     assert not any(size.ngrams for size in choose_size(recipe(3.0, ngrams=""), Text(10**7), (1.0, 1.0)).considered)
@@ -356,6 +356,7 @@ def test_the_explanation_holds_the_formula_and_what_was_chosen():
         sizing.PASSES_WITH_TABLES[0],
         *sizing.TABLES_FIT,
         *sizing.ONE_LAYER_FIT,
+        FEW_PASSES,
     ):
         assert f"{value:g}" in said
     chosen = next(line for line in said.splitlines() if line.endswith("<- chosen"))

@@ -146,8 +146,13 @@ def test_compiled_training_of_pairs(tmp_path: Path):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_second_run_of_a_shape_finds_the_whole_graph_on_disk(precision: str, tmp_path: Path):
     """Its backward pass too, which PyTorch derives anew for graphs whose functions it does not know."""
-    fields = FIELDS | {"precision": precision, "compile": "yes", "n_layers": 1, "attention": "fused"}
-    fields |= {"ngram_optimizer": "adamw"}
+    fields = FIELDS | {
+        "precision": precision,
+        "compile": "yes",
+        "n_layers": 1,
+        "attention": "fused",
+        "ngram_optimizer": "adamw",
+    }
     for name, found in (("first", "autograd_cache_miss"), ("second", "autograd_cache_hit")):
         torch._dynamo.reset()  # as in a new process
         counters.clear()
@@ -161,12 +166,12 @@ def test_a_second_run_of_a_shape_finds_the_whole_graph_on_disk(precision: str, t
 def test_a_second_run_finds_what_lies_around_tables_of_ngrams_on_disk(tmp_path: Path):
     """Of the pieces around the tables, those that PyTorch does not keep have no kernels."""
     fields = FIELDS | {"compile": "yes", "n_layers": 1, "attention": "fused"}
-    kept = []
+    graphs = []
     for name in ("first", "second"):
         torch._dynamo.reset()
         counters.clear()
         train(TEXT, out=tmp_path / name, steps=2, fields=fields)
-        kept.append(counters["aot_autograd"]["autograd_cache_saved" if name == "first" else "autograd_cache_hit"])
-    assert kept[0] == kept[1] > 0
+        graphs.append(counters["aot_autograd"]["autograd_cache_saved" if name == "first" else "autograd_cache_hit"])
+    assert graphs[0] == graphs[1] > 0
     assert counters["inductor"]["fxgraph_cache_miss"] == 0
     assert losses(tmp_path / "first") == losses(tmp_path / "second")

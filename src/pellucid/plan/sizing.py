@@ -68,7 +68,7 @@ PROSE, VARIETIES = 22.0, (0.5, 3.0)
 #: bits per character: from too few weights, too little text and too few steps, and the gain from n-gram tables, for
 #: subword tokens and for characters or bytes
 CAPACITY_FIT, DATA_FIT, STEP_FIT, TABLES = (0.206, 0.49, 0.202), (0.78, 0.169), (2.123, 0.382), (0.073, 0.25)
-#: the power of the width by which that gain grows, as their vectors are that wide, and the width where it is TABLES
+#: wider tables gain more: by this power of the width, relative to this width
 TABLES_FIT = (0.3, 96)
 #: bits per character that a run lacks beyond STEP_FIT where its steps are few, and the number of steps at which it
 #: lacks them; it falls with the square of the steps
@@ -293,9 +293,9 @@ def fit_to_time(size: Size, text: Text, recipe: Recipe, seconds: float, scale: t
 def rows_of_tables(recipe: Recipe, text: Text) -> int:
     """The rows of each table of n-grams where the text is read few times, 0 to leave the recipe's.
 
-    N-grams that share a row tell less, and there are more of them where languages and scripts are many. RMSprop does
-    not read the rows that a step does not meet; AdamW reads all of them, and several processes send each other the
-    gradients of all.
+    N-grams that share a row tell less, and there are more of them where languages and scripts are many. On a CPU
+    RMSprop does not read the rows that a step does not meet; AdamW reads all of them, and several processes send each
+    other the gradients of all.
     """
     if recipe.train.ngram_optimizer != "rmsprop" or world_size() > 1:
         return 0
@@ -467,8 +467,8 @@ def explained(sizing: Sizing) -> list[str]:
         f"10^6)^-{e:g} + {f:g} steps^-{g:g} + {h:g} (steps / {k:g})^-2, less {TABLES[sizing.by_character]:g} x "
         f"{varied}^2 (d_model / {TABLES_FIT[1]:g})^{TABLES_FIT[0]:g} with tables of n-grams (bits per character, from "
         f"runs of benchmarks/sizing.py); those are left out above {PASSES_WITH_TABLES[sizing.by_character]:g} x "
-        f"({varied} x tokens of the text / rows of the tables)^(1/3) passes; a single layer "
-        f"lacks {ONE_LAYER_FIT[0]:g} x (1 - e^(-steps / {ONE_LAYER_FIT[1]:g}))",
+        f"({varied} x tokens of the text / rows of the tables)^(1/3) passes and have more rows up to "
+        f"{FEW_PASSES:g}; a single layer lacks {ONE_LAYER_FIT[0]:g} x (1 - e^(-steps / {ONE_LAYER_FIT[1]:g}))",
         f"a step takes {sizing.scale[0]:.2f} times what it took there at width {PROBES[0]}, "
         f"{sizing.scale[1]:.2f} times at "
         f"width {PROBES[1]}; the vocabulary is the largest whose ids are met {MIN_TOKEN_COUNT[0]} times on average, "
