@@ -105,6 +105,7 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     from dataclasses import replace
 
     from pellucid.presets import with_vocabulary
+    from pellucid.runs.denormals import flushed_denormals
     from pellucid.runs.device import compiled
     from pellucid.runs.interrupt import Interruption
     from pellucid.runs.kept_memory import kept_memory
@@ -120,6 +121,7 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     from pellucid.training.trainable import TransformerTrainable
 
     UNTIL_THE_END.enter_context(kept_memory())
+    UNTIL_THE_END.enter_context(flushed_denormals())
     n_layers, n_heads, d_model, n_ctx, batch, n_vocab = given["shape"]
     device = torch.device(given["device"])
     fields = {
@@ -197,8 +199,9 @@ def main() -> None:
     unique = {id(p): p.numel() for p in model.parameters()}
     about = {"parameters": sum(unique.values()), "first_seconds": first, "torch": torch.__version__}
     print(json.dumps(about), file=stdout, flush=True)
-    for line in sys.stdin:
-        print(json.dumps({"seconds": timed(step, int(line))}), file=stdout, flush=True)
+    with UNTIL_THE_END:
+        for line in sys.stdin:
+            print(json.dumps({"seconds": timed(step, int(line))}), file=stdout, flush=True)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pellucid.runs.checkpoint import (
     write_checkpoint,
     write_json,
 )
+from pellucid.runs.denormals import flushed_denormals
 from pellucid.runs.gradients import clip
 from pellucid.runs.interrupt import Interrupted, Interruption, Phase
 from pellucid.runs.kept_memory import kept_memory
@@ -238,6 +239,7 @@ class Trainer(Generic[RecipeT]):
             raise
         self.finish_saving()
 
+    @flushed_denormals()
     def take_steps(self) -> None:
         """Train, and leave the last checkpoint to be finished."""
         t, first = self.recipe.train, self.step
