@@ -8,73 +8,10 @@ names and from the weights, so that a test can compare every step with the trace
 from collections.abc import Iterator
 
 from pellucid.architecture import Architecture
-from pellucid.look.mixture_steps import EXPERT_SYMBOLS, EXPERT_TITLES, expert_symbol, mixture_steps, sum_of_experts
+from pellucid.look.mixture_steps import expert_symbol, mixture_steps, sum_of_experts
 from pellucid.look.step import Definition, Step
+from pellucid.look.step_names import SYMBOLS, TITLES
 
-#: symbols of tensors, by the last part of their names
-SYMBOLS = {
-    "embed": "e_i",
-    "pos_embed": "p_i",
-    "seg_embed": "s_i",
-    "ngram_embed": "g_i",
-    "embed_norm": "y_i",
-    "embed_projected": "y_i^{wide}",
-    "resid_pre": "x_i",
-    "resid_mid": "x_i^{mid}",
-    "resid_cross": "x_i^{cross}",
-    "resid_post": "x_i^{post}",
-    "norm_1": "y_i",
-    "norm_cross": "y_i^{cross}",
-    "norm_2": "y_i^{mid}",
-    "norm_1_out": "y_i^{out}",
-    "norm_2_out": "y_i^{out}",
-    "final_norm": "y_i^{last}",
-    "attn_out": "a_i",
-    "cross_out": "a_i^{cross}",
-    "mlp_out": "m_i",
-    "q": "q_i^h",
-    "k": "k_j^h",
-    "v": "v_j^h",
-    "rot_q": "r_i^h",
-    "rot_k": "r_j^h",
-    "scores": "S_{ij}^h",
-    "pattern": "A_{ij}^h",
-    "z": "z_i^h",
-    "result": "o_i^h",
-    "gate": "n_i^{gate}",
-    "pre": "n_i",
-    "post": "f_i",
-    "logits": "l_i",
-    "probs": "P_i",
-} | EXPERT_SYMBOLS
-TITLES = EXPERT_TITLES | {
-    "embed": "Each token becomes a vector",
-    "pos_embed": "Each position adds a vector",
-    "seg_embed": "Each segment adds a vector",
-    "ngram_embed": "The last few tokens add a vector from a table",
-    "embed_projected": "The sum is brought to the width of the stream",
-    "resid_pre": "The stream that this block reads",
-    "q": "Queries: what each head looks for",
-    "k": "Keys: what each position can be found by",
-    "v": "Values: what each position passes on",
-    "rot_q": "Queries, turned by their position",
-    "rot_k": "Keys, turned by their position",
-    "scores": "Scores: how well each key matches the query",
-    "pattern": "Attention: the scores as shares that add up to 1, or to less with a sink",
-    "z": "Values, mixed in these shares",
-    "result": "What each head writes, as a vector of the stream",
-    "attn_out": "What attention writes: all heads together",
-    "cross_out": "What reading the source writes: all heads together",
-    "resid_mid": "Added to the stream",
-    "resid_cross": "Added to the stream",
-    "gate": "The gates of the neurons",
-    "pre": "The neurons before their activation",
-    "post": "The neurons: how strongly each one fires",
-    "mlp_out": "What the MLP writes",
-    "resid_post": "The stream that leaves this block",
-    "logits": "A score for each token of the vocabulary",
-    "probs": "The probabilities of the next token",
-}
 #: the product with a norm's factor, by norm.gain
 GAINED = {"g": " \\odot \\gamma", "1+g": " \\odot (1 + \\gamma)", "1": ""}
 NORM_PARTS = {"scale": "The size of the vector", "normalized": "The vector, divided by its size"}
