@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.runs.processes import ALONE, Processes
+from pellucid.runs.rmsprop import is_at_hand
 
 
 def clip(parameters: Iterable[nn.Parameter], largest: float, processes: Processes = ALONE) -> Tensor:
@@ -22,5 +23,7 @@ def clip(parameters: Iterable[nn.Parameter], largest: float, processes: Processe
     norm = processes.norm(gradients)
     if largest:
         scale = torch.clamp(largest / (norm + 1e-6), max=1.0)
-        torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateImportUsage]
+        # where nobody waits for the number, gradients that stay as they are need not be written
+        if not (is_at_hand(scale) and scale == 1):
+            torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateImportUsage]
     return norm
