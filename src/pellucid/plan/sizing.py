@@ -39,6 +39,8 @@ CONTEXT, HEAD = 128, 32
 WIDEST_LAYER = 128
 #: the share of the time that is spent in steps, as in `runs.length.resolve_steps`
 STEPPING = 0.93
+#: seconds of a run before its first step, and the most of its time that they are counted for
+STARTING, STARTING_SHARE = 9.0, 0.15
 #: n-gram tables are left out if the run reads its text more often than this times the cube root of variety and tokens
 #: for each of their rows: they would memorize it. For subword tokens, and for characters or bytes
 PASSES_WITH_TABLES = (4.0, 5.0)
@@ -47,7 +49,7 @@ FEW_PASSES = 5.0
 #: how often the size is chosen in an octave of time
 RUNGS = 8
 #: sequences in a step, and the number of steps above which the batch is doubled
-FEWEST_SEQUENCES, MANY_STEPS = 8, (1000, 8000)
+FEWEST_SEQUENCES, MANY_STEPS = 8, (800, 8000)
 #: how often an id must occur in training, at least and on average, without n-gram tables, and with them at a variety of
 #: 1, as they do better on the longer sequences of smaller vocabularies; and the least characters of the text for each
 #: id
@@ -65,17 +67,24 @@ PROBES, PROBE_LAYERS, PROBE_SECONDS, PROBE_SHARE = (64, 256), 2, 3.0, 0.03
 WORTH = 5.1
 #: distinct trigrams over the root of a sample's length, in English prose, and the largest variety that counts
 PROSE, VARIETIES = 22.0, (0.5, 3.0)
-#: bits per character: from too few weights, too little text and too few steps, and the gain from n-gram tables, for
-#: subword tokens and for characters or bytes
-CAPACITY_FIT, DATA_FIT, STEP_FIT, TABLES = (0.206, 0.49, 0.202), (0.78, 0.169), (2.123, 0.382), (0.073, 0.25)
-#: wider tables gain more: by this power of the width, relative to this width
-TABLES_FIT = (0.3, 96)
+#: bits per character: from too few weights, too little text and too few steps
+CAPACITY_FIT, DATA_FIT, STEP_FIT = (0.206, 0.49, 0.202), (0.78, 0.169), (2.123, 0.382)
 #: bits per character that a run lacks beyond STEP_FIT where its steps are few, and the number of steps at which it
 #: lacks them; it falls with the square of the steps
-START_FIT = (0.085, 300)
+START_FIT = (0.085, 150)
+#: tokens of a step in these terms: twice as many steps of half as many tokens reach the same
+STEP_TOKENS = 2048
 #: bits per character that a single layer lacks in the end, as it cannot find what followed an earlier occurrence
-#: (Olsson et al. 2022), and the steps that two layers take to learn it
-ONE_LAYER_FIT = (0.06, 1000)
+#: (Olsson et al. 2022), and the steps that two layers take to learn it, for subword tokens and for characters or bytes
+ONE_LAYER_FIT = (0.09, (1200, 5000))
+#: what n-gram tables leave of the term in the weights, for a variety of 1, and of those in text and steps; the bits per
+#: character that a network with tables lacks in the end: for subword tokens, and for characters or bytes
+WITH_TABLES = ((0.60, 0.65, 0.31), (0.24, 0.41, 0.43))
+#: the former grows with this power of the variety, and the latter falls by so much for a variety of 1
+TABLES_OF_VARIED = (0.67, 0.13)
+#: bits per character that a network loses as its tables learn the text by heart, for each factor of e by which it reads
+#: the text more often than this share of PASSES_WITH_TABLES
+MEMORIZED = ((0.09, 0.16), (0.20, 0.28))
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,8 @@ class Size:
     seconds: float = 0.0
     steps: int = 0
     passes: float = 0.0
+    #: passes, as a share of those up to which there may be tables
+    repeats: float = 0.0
     expected: float = math.inf
 
     @property
@@ -284,10 +295,13 @@ def fit_to_time(size: Size, text: Text, recipe: Recipe, seconds: float, scale: t
     per_step, n_tokens = seconds_of(size, scale), text.n_characters / each
     steps = max(1, min(int(seconds / per_step), int(MOST_PASSES * n_tokens / size.tokens)))
     passes = steps * size.tokens / n_tokens
-    ngrams = bool(recipe.model.ngrams) and passes <= passes_with_tables(recipe, n_tokens * text.variety, by_character)
-    rows = rows_of_tables(recipe, text) if ngrams and passes <= FEW_PASSES else 0
-    sized_batch = replace(size, seconds=per_step, steps=steps, passes=passes, ngrams=ngrams, rows=rows)
-    return replace(sized_batch, expected=expected(sized_batch, text, by_character))
+    timed = replace(size, seconds=per_step, steps=steps, passes=passes)
+    found = [timed]
+    if (repeats := passes / passes_with_tables(recipe, n_tokens * text.variety, by_character)) <= 1:
+        rows = rows_of_tables(recipe, text) if passes <= FEW_PASSES else 0
+        found = [replace(timed, ngrams=True, rows=rows, repeats=repeats), timed]
+    ranked = [replace(s, expected=expected(s, text, by_character)) for s in found]
+    return min(ranked, key=lambda s: s.expected)
 
 
 def rows_of_tables(recipe: Recipe, text: Text) -> int:
@@ -304,38 +318,35 @@ def rows_of_tables(recipe: Recipe, text: Text) -> int:
 
 def passes_with_tables(recipe: Recipe, varied: float, by_character: bool) -> float:
     """How often a text may be read before n-gram tables memorize it; `varied` is its tokens x variety."""
-    a = recipe.model
-    return PASSES_WITH_TABLES[by_character] * (varied / max(1, len(a.ngrams) * a.ngram_rows)) ** (1 / 3)
+    rows = len(recipe.model.ngrams) * recipe.model.ngram_rows
+    return PASSES_WITH_TABLES[by_character] * (varied / rows) ** (1 / 3) if rows else 1e-9
 
 
 def expected(size: Size, text: Text, by_character: bool = False) -> float:
     """The quantity that ranks sizes, in bits per character above the minimum that a text allows:
 
-    a (12 n_layers^c d_model^2 / 10^5)^-b + d variety (characters / 10^6)^-e + f steps^-g + h (steps / k)^-2, less
-    t variety^2 (d_model / w)^p with n-gram tables, and for a single layer m (1 - e^(-steps / q)) more. Without the term
-    in h, runs of fewer than about 400 steps got networks too wide to learn in them (docs/log.md). The characters are
-    those that are read; those of later passes count less (Muennighoff et al. 2023).
+    W + T, where the weights decide W = a (12 n_layers^c d_model^2 / 10^5)^-b, and text and steps
+    T = d variety (characters / 10^6)^-e + f steps^-g + h (steps / k)^-2, with m (1 - e^(-steps / q)) more for a single
+    layer. With n-gram tables u variety^v W + w T + x - y variety, and z ln(repeats / o) more where that is above 0.
+    Steps are of STEP_TOKENS tokens.
+
+    Without the term in h, runs of a few hundred steps got networks too wide to learn in them (docs/log.md). The
+    characters are those that are read; those of later passes count less (Muennighoff et al. 2023).
     """
     (a, b, c), (d, e), (f, g), (h, k) = CAPACITY_FIT, DATA_FIT, STEP_FIT, START_FIT
     again = max(size.passes - 1, 0.0)
     read = text.n_characters * (min(size.passes, 1.0) + WORTH * (1 - math.exp(-again / WORTH)))
-    weights = 12 * size.n_layers**c * size.d_model**2
-    loss = (
-        a * (weights / 1e5) ** -b
-        + d * text.variety * (read / 1e6) ** -e
-        + f * size.steps**-g
-        + h * (size.steps / k) ** -2
-    )
+    steps = size.steps * size.tokens / STEP_TOKENS
+    weights = a * (12 * size.n_layers**c * size.d_model**2 / 1e5) ** -b
+    trained = d * text.variety * (read / 1e6) ** -e + f * steps**-g + h * (steps / k) ** -2
     if size.n_layers == 1:
         m, q = ONE_LAYER_FIT
-        loss += m * (1 - math.exp(-size.steps / q))
-    return loss - tables_gain(size, text, by_character) if size.ngrams else loss
-
-
-def tables_gain(size: Size, text: Text, by_character: bool) -> float:
-    """What n-gram tables take off, in bits per character."""
-    power, width = TABLES_FIT
-    return TABLES[by_character] * text.variety**2 * (size.d_model / width) ** power
+        trained += m * (1 - math.exp(-steps / q[by_character]))
+    if not size.ngrams:
+        return weights + trained
+    (u, w, x), (v, y), (z, o) = WITH_TABLES[by_character], TABLES_OF_VARIED, MEMORIZED[by_character]
+    memorized = z * math.log(max(size.repeats / o, 1.0))
+    return u * text.variety**v * weights + w * trained + x - y * text.variety + memorized
 
 
 def characters_per_token(vocabulary: int, variety: float) -> float:
@@ -374,7 +385,8 @@ def scale_of(recipe: Recipe, device: torch.device, poll: Callable[[], object] = 
 
 def seconds_to_step(recipe: Recipe, device: torch.device) -> float:
     """The seconds of steps that are not compiled in which the run would take as many steps as it will."""
-    seconds = STEPPING * 60 * recipe.train.minutes
+    asked = 60 * recipe.train.minutes
+    seconds = STEPPING * asked - min(STARTING, STARTING_SHARE * asked)
     saves, cost = COMPILE_SAVES[device.type], COMPILE_SECONDS[device.type]
     pays = saves * seconds > CLEAR_GAIN * cost and can_compile(device)
     if recipe.train.compile == "yes" or (recipe.train.compile == "auto" and pays):
@@ -462,13 +474,17 @@ def explained(sizing: Sizing) -> list[str]:
     by_rank = f"{first.d_model}/{first.n_layers} with {first.vocabulary:,} ids"
     kept = [f"  (rank alone would choose {by_rank}, and less time a larger network: more time keeps it)"]
     varied = f"{sizing.text.variety:.2f}"
+    (m, q), (u, w, x), (v, y) = ONE_LAYER_FIT, WITH_TABLES[sizing.by_character], TABLES_OF_VARIED
+    z, o = MEMORIZED[sizing.by_character]
     return [
-        f"sizes are ranked by {a:g} (12 n_layers^{c:g} d_model^2 / 10^5)^-{b:g} + {d:g} x {varied} (characters read / "
-        f"10^6)^-{e:g} + {f:g} steps^-{g:g} + {h:g} (steps / {k:g})^-2, less {TABLES[sizing.by_character]:g} x "
-        f"{varied}^2 (d_model / {TABLES_FIT[1]:g})^{TABLES_FIT[0]:g} with tables of n-grams (bits per character, from "
-        f"runs of benchmarks/sizing.py); those are left out above {PASSES_WITH_TABLES[sizing.by_character]:g} x "
-        f"({varied} x tokens of the text / rows of the tables)^(1/3) passes and have more rows up to "
-        f"{FEW_PASSES:g}; a single layer lacks {ONE_LAYER_FIT[0]:g} x (1 - e^(-steps / {ONE_LAYER_FIT[1]:g}))",
+        f"sizes are ranked by W + T (bits per character, from runs of docs/log.md): W = {a:g} (12 n_layers^{c:g} "
+        f"d_model^2 / 10^5)^-{b:g}, T = {d:g} x {varied} (characters read / 10^6)^-{e:g} + {f:g} steps^-{g:g} + {h:g} "
+        f"(steps / {k:g})^-2, steps of {STEP_TOKENS:,} tokens, and {m:g} (1 - e^(-steps / "
+        f"{q[sizing.by_character]:g})) more for a single layer; with tables of n-grams by {u:g} x {varied}^{v:g} W + "
+        f"{w:g} T + {x:g} - {y:g} x {varied}, and {z:g} ln(share / {o:g}) more where that is above 0, the passes being "
+        f"a share of {PASSES_WITH_TABLES[sizing.by_character]:g} x ({varied} x tokens of the text / rows of the "
+        f"tables)^(1/3); they are left out above that, or where that ranks better, and have more rows up to "
+        f"{FEW_PASSES:g} passes",
         f"a step takes {sizing.scale[0]:.2f} times what it took there at width {PROBES[0]}, "
         f"{sizing.scale[1]:.2f} times at "
         f"width {PROBES[1]}; the vocabulary is the largest whose ids are met {MIN_TOKEN_COUNT[0]} times on average, "
