@@ -300,34 +300,31 @@ def make(cells: Sequence[Cell], results: Path, data: Path, workers: int) -> list
 
 
 def fit(lines: Sequence[dict[str, Any]], data: Path) -> dict[str, float]:
-    """The constants of `sizing.expected`, each text's own floor beside them, in bits per character; relative errors.
+    """The constants of `sizing.expected` for networks without tables, each text's own floor beside them, in bits per
+    character; relative errors. Those for tables, and for single layers, are of `benchmarks.tables`.
 
-    Runs of a few steps are left out, those of another context, of much dropout, and those that know tables by heart.
+    Runs of a few steps are left out, those of another context, of much dropout, and of single layers.
     """
     from scipy.optimize import least_squares
 
-    rows = 4 * 16_384  # of all tables of n-grams in the default recipe
     kept = [x for x in lines if x["n_ctx"] == CONTEXT and x["steps"] >= 40 and x["seconds"] >= 5]
-    kept = [x for x in kept if not x["dropout"] or (x["dropout"] == DROPOUT and x["ngrams"] == 1)]
-    tokens = [x["steps"] * x["batch"] * CONTEXT / x["passes"] for x in kept]
-    kept = [
-        x for x, n in zip(kept, tokens, strict=True) if x["ngrams"] == 1 or x["passes"] <= 1.5 * (n / rows) ** (1 / 3)
-    ]
+    kept = [x for x in kept if x["dropout"] in (0, DROPOUT) and x["ngrams"] == 1 and x["n_layers"] > 1]
     corpora = sorted({x["corpus"] for x in kept})
     texts = [CORPORA[name](data) for name in corpora]
     known, own = [known_of(text) for text in texts], np.array([corpora.index(x["corpus"]) for x in kept])
-    d, n, steps, passes = (np.array([float(x[k]) for x in kept]) for k in ("d_model", "n_layers", "steps", "passes"))
+    d, n, passes = (np.array([float(x[k]) for x in kept]) for k in ("d_model", "n_layers", "passes"))
+    steps = np.array([x["steps"] * x["batch"] * CONTEXT / sizing.STEP_TOKENS for x in kept])
     varied, n_characters = (np.array([getattr(k, name) for k in known])[own] for name in ("variety", "n_characters"))
     y = np.array([x["bits_per_byte"] for x in kept]) * np.array([len(t.encode()) / len(t) for t in texts])[own]
-    tables, again = np.array([x["ngrams"] > 1 for x in kept]), np.maximum(passes - 1, 0)
-    names = ["few", "few_fall", "layers", "little", "little_fall", "short", "short_fall", "tables", "worth"]
-    low, high = [0, 0.05, 0.1, 0, 0.05, 0, 0.2, 0, 0.5], [3, 0.8, 1.5, 5, 0.8, 40, 1.2, 0.9, 40]
+    again = np.maximum(passes - 1, 0)
+    names = ["few", "few_fall", "layers", "little", "little_fall", "short", "short_fall", "worth"]
+    low, high = [0, 0.05, 0.1, 0, 0.05, 0, 0.2, 0.5], [3, 0.8, 1.5, 5, 0.8, 40, 1.2, 40]
 
     def made(p: np.ndarray) -> np.ndarray:
-        a, b, c, e, f, g, h, t, w = p[len(corpora) :]
+        a, b, c, e, f, g, h, w = p[len(corpora) :]
         read = n_characters * (np.minimum(passes, 1) + w * (1 - np.exp(-again / w)))
         little = e * varied * (read / 1e6) ** -f
-        return p[own] + a * (12 * n**c * d**2 / 1e5) ** -b + little + g * steps**-h - t * varied**2 * tables
+        return p[own] + a * (12 * n**c * d**2 / 1e5) ** -b + little + g * steps**-h
 
     bounds = np.array([0.1] * len(corpora) + low), np.array([6.0] * len(corpora) + high)
     draw, best = np.random.default_rng(0), None

@@ -1,7 +1,8 @@
 """Choose the model size for a text and a training time.
 
-The formula and its constants are those of docs/log.md ("what size a text and a time want"), fitted to runs on texts
-from 50 kB to 10 MB (`benchmarks/sizing.py`). It ranks sizes on one text; it does not predict a loss.
+The formula and its constants are those of docs/log.md ("what size a text and a time want", and "what tables of n-grams
+leave to learn"), from runs on texts of 50 kB to 10 MB (`benchmarks/sizing.py`, `benchmarks/tables.py`). It ranks sizes
+on one text; it does not predict a loss.
 """
 
 import itertools
@@ -297,7 +298,8 @@ def fit_to_time(size: Size, text: Text, recipe: Recipe, seconds: float, scale: t
     passes = steps * size.tokens / n_tokens
     timed = replace(size, seconds=per_step, steps=steps, passes=passes)
     found = [timed]
-    if (repeats := passes / passes_with_tables(recipe, n_tokens * text.variety, by_character)) <= 1:
+    repeats = passes / passes_with_tables(recipe, n_tokens * text.variety, by_character)
+    if recipe.model.ngrams and repeats <= 1:
         rows = rows_of_tables(recipe, text) if passes <= FEW_PASSES else 0
         found = [replace(timed, ngrams=True, rows=rows, repeats=repeats), timed]
     ranked = [replace(s, expected=expected(s, text, by_character)) for s in found]
@@ -318,8 +320,8 @@ def rows_of_tables(recipe: Recipe, text: Text) -> int:
 
 def passes_with_tables(recipe: Recipe, varied: float, by_character: bool) -> float:
     """How often a text may be read before n-gram tables memorize it; `varied` is its tokens x variety."""
-    rows = len(recipe.model.ngrams) * recipe.model.ngram_rows
-    return PASSES_WITH_TABLES[by_character] * (varied / rows) ** (1 / 3) if rows else 1e-9
+    a = recipe.model
+    return PASSES_WITH_TABLES[by_character] * (varied / max(1, len(a.ngrams) * a.ngram_rows)) ** (1 / 3)
 
 
 def expected(size: Size, text: Text, by_character: bool = False) -> float:
