@@ -80,12 +80,12 @@ STEP_TOKENS = 2048
 ONE_LAYER_FIT = (0.09, (1200, 5000))
 #: what n-gram tables leave of the term in the weights, for a variety of 1, and of those in text and steps; the bits per
 #: character that a network with tables lacks in the end: for subword tokens, and for characters or bytes
-WITH_TABLES = ((0.60, 0.65, 0.31), (0.24, 0.41, 0.43))
+WITH_TABLES = ((0.60, 0.65, 0.31), (0.30, 0.41, 0.43))
 #: the former grows with this power of the variety, and the latter falls by so much for a variety of 1
 TABLES_OF_VARIED = (0.67, 0.13)
 #: bits per character that a network loses as its tables learn the text by heart, for each factor of e by which it reads
 #: the text more often than this share of PASSES_WITH_TABLES
-MEMORIZED = ((0.09, 0.16), (0.20, 0.28))
+MEMORIZED = ((0.12, 0.40), (0.25, 0.55))
 
 
 @dataclass(frozen=True)
