@@ -61,9 +61,12 @@ def test_what_is_chosen_fits_the_time_and_was_the_best_of_what_was_considered_at
     candidates = {(s.vocabulary, s.d_model, s.n_layers): s for v in sizing.VOCABULARIES for s in sizing.candidates(v)}
     fresh = [candidates[s.vocabulary, s.d_model, s.n_layers] for s in made.considered]
     fitted = [[fit_to_time(s, n, asked, time, (1.0, 1.0)) for s in fresh] for time in times]
-    bests = [best_of(sizes, n) for sizes in fitted]
-    assert same in [(s.vocabulary, s.d_model, s.n_layers) for s in bests]
-    assert c.weights == max(s.weights for s in bests)
+    now = {(s.vocabulary, s.d_model, s.n_layers): s for s in made.considered}
+    first = best_of(made.considered, n)
+    bests = [now[s.vocabulary, s.d_model, s.n_layers] for s in (best_of(sizes, n) for sizes in fitted)]
+    kept = [first, *(s for s in bests if s.expected <= first.expected + sizing.KEPT)]
+    assert same in [(s.vocabulary, s.d_model, s.n_layers) for s in kept]
+    assert c.weights == max(s.weights for s in kept)
     assert c.steps == 1 or c.steps * c.seconds <= 60 * t
     assert c.passes <= sizing.MOST_PASSES or c.steps == 1
     assert c.expected <= expected(replace(c, ngrams=False), n)
@@ -87,23 +90,35 @@ def test_more_time_is_never_ranked_worse(n, t, scale):
 
 @settings(deadline=None, max_examples=15)
 @given(texts, minutes, st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), st.floats(1, 16))
-def test_more_time_or_a_faster_machine_never_makes_the_network_smaller(n, t, scale, factor):
+def test_more_time_or_a_faster_machine_makes_the_network_smaller_only_where_that_is_better(n, t, scale, factor):
     """What is doubled (factor 2) among them, and steps that are faster at one width than at another."""
     for k in (2.0, factor):
         base = choose_size(recipe(t), n, scale).chosen
-        longer = choose_size(recipe(k * t), n, scale).chosen
-        faster = choose_size(recipe(t), n, (scale[0] / k, scale[1] / k)).chosen
-        assert min(longer.weights, faster.weights) >= base.weights
-        assert (longer.d_model, longer.n_layers) == (faster.d_model, faster.n_layers)
+        longer = choose_size(recipe(k * t), n, scale)
+        faster = choose_size(recipe(t), n, (scale[0] / k, scale[1] / k))
+        assert is_no_worse(base, longer)
+        assert is_no_worse(base, faster)
+        same = [(made.chosen.d_model, made.chosen.n_layers) for made in (longer, faster)]
+        assert same[0] == same[1]
+
+
+def is_no_worse(base, made):
+    """Whether what is chosen now is as large as the choice `base` of less time, or ranks better than it does now."""
+    [now] = [
+        size
+        for size in made.considered
+        if (size.vocabulary, size.d_model, size.n_layers) == (base.vocabulary, base.d_model, base.n_layers)
+    ]
+    return made.chosen.weights >= base.weights or made.chosen.expected < now.expected
 
 
 @pytest.mark.parametrize("n_characters", one_in(3, [250_000, 1_003_854, 2_200_000]))
-def test_doubled_speed_never_makes_the_network_smaller_however_often_a_text_is_read(n_characters):
-    text, before = Text(n_characters), 0
+def test_doubled_speed_gives_no_worse_network_however_often_a_text_is_read(n_characters):
+    text, before = Text(n_characters), None
     for k in range(-6, 12, 2):
         made = choose_size(recipe(3.0), text, (2 ** (-k / 2),) * 2)
-        assert made.chosen.weights >= before
-        before = made.chosen.weights
+        assert before is None or is_no_worse(before, made)
+        before = made.chosen
         [line] = [line for line in explained(made) if line.endswith("<- chosen")]
         assert line.split()[:2] == [str(made.chosen.d_model), str(made.chosen.n_layers)]
 

@@ -47,8 +47,9 @@ STARTING, STARTING_SHARE = 9.0, 0.15
 PASSES_WITH_TABLES = (4.0, 5.0)
 #: passes up to which tables have more rows: of a text that is read more often they memorize more
 FEW_PASSES = 5.0
-#: how often the size is chosen in an octave of time
-RUNGS = 8
+#: how often the size is chosen in an octave of time, and how many bits per character a larger network of less time may
+#: rank behind the best
+RUNGS, KEPT = 8, 0.05
 #: sequences in a step, and the number of steps above which the batch is doubled
 FEWEST_SEQUENCES, MANY_STEPS = 8, (800, 8000)
 #: how often an id must occur in training, at least and on average, without n-gram tables, and with them at a variety of
@@ -204,7 +205,8 @@ def variety(sample: str) -> float:
 def choose_size(
     recipe: Recipe, text: Text, scale: tuple[float, float], room: float = math.inf, seconds: float = 0.0
 ) -> Sizing:
-    """The size with the best expected result; its network is no smaller than what less time would have chosen.
+    """The size with the best expected result; its network is no smaller than what less time would have chosen, unless
+    that would now be clearly worse.
 
     `scale` is how many times longer than COST a step of either probe takes; `seconds` is the time for steps, by the
     minutes unless given. A machine that is twice as fast is as good as twice the time.
@@ -224,21 +226,22 @@ def choose_size(
 
 
 def largest_choice(sizes: list[Size], text: Text, recipe: Recipe, seconds: float, scale: tuple[float, float]) -> Size:
-    """The best size of this time, or that of the longest shorter time whose network is larger.
+    """The best size of this time, or the largest that was best of a shorter time and ranks at most KEPT behind now.
 
-    By rank alone, more time would sometimes make the network smaller: where a text is then read too often for tables of
-    n-grams, and where the vocabulary becomes larger. The times are RUNGS an octave, from one second on a machine of
-    scale 1; on one that is twice as fast they are half as long.
+    By rank alone, more time would sometimes make the network smaller, where the vocabulary becomes larger. But one that
+    then reads its text too often for its tables of n-grams is not kept. The times are RUNGS an octave, from one second
+    on a machine of scale 1; on one that is twice as fast they are half as long.
     """
     speed = math.sqrt(scale[0] * scale[1])
     relative, time = (scale[0] / speed, scale[1] / speed), seconds / speed
-    rungs = math.floor(RUNGS * math.log2(max(time, 1.0)) + 1e-9)
-    largest = None
-    for rung in range(rungs + 1):
-        best = best_of([fit_to_time(size, text, recipe, 2 ** (rung / RUNGS), relative) for size in sizes], text)
+    now = [fit_to_time(size, text, recipe, time, relative) for size in sizes]
+    largest = best = best_of(now, text)
+    for rung in range(math.floor(RUNGS * math.log2(max(time, 1.0)) + 1e-9) + 1):
+        then = [fit_to_time(size, text, recipe, 2 ** (rung / RUNGS), relative) for size in sizes]
+        size = now[then.index(best_of(then, text))]
         # of two alike, that of the longer time
-        largest = best if largest is None or best.weights >= largest.weights else largest
-    assert largest is not None
+        if size.weights >= largest.weights and size.expected <= best.expected + KEPT:
+            largest = size
     return largest
 
 
