@@ -46,7 +46,9 @@ WITH_DROPOUT = 1.2
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: a text, seconds of one core, and a size; `steps` where they are not what the seconds pay for."""
+    """One run: a text, seconds of one core, and a size; `steps` where they are not what the seconds pay for, and the
+    `rows` of each table of n-grams where they are not the recipe's.
+    """
 
     corpus: str
     seconds: float
@@ -57,6 +59,7 @@ class Cell:
     batch: int = 16
     dropout: float = 0.0
     ngrams: int = 5
+    rows: int = 0
     steps: int = 0
     seed: int = 1337
 
@@ -87,6 +90,7 @@ class Cell:
             "train.batch": self.batch,
             "train.seed": self.seed,
         }
+        made |= {"model.ngram_rows": self.rows} if self.rows else {}
         return made | ({"model.dropout": self.dropout} if self.dropout else {})
 
 
@@ -236,8 +240,8 @@ def used(size: sizing.Size, text: sizing.Text, recipe: Recipe) -> sizing.Size:
 def as_cell(corpus: str, seconds: float, s: sizing.Size) -> Cell:
     """Its run."""
     dropout = DROPOUT if s.passes > PASSES_WITHOUT_DROPOUT else 0.0
-    more = {"batch": s.batch, "dropout": dropout, "ngrams": 5 if s.ngrams else 1, "steps": s.steps}
-    return Cell(corpus, seconds, s.vocabulary, s.d_model, s.n_layers, **more)
+    more = {"batch": s.batch, "dropout": dropout, "ngrams": 5 if s.ngrams else 1}
+    return Cell(corpus, seconds, s.vocabulary, s.d_model, s.n_layers, rows=s.rows, steps=s.steps, **more)
 
 
 def held_out(text: str) -> float:
