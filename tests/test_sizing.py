@@ -164,13 +164,13 @@ def stubbed_timer(monkeypatch):
     def install(factors):
         timed = []
 
-        def stepper(r, device):
+        def step_of(r):
             t = r.train
             assert t.compile == "no"
             timed.append((t.precision, t.attention))
             return (1.0 if r.model.d_model == sizing.PROBES[0] else 4.0) * factors[t.precision, t.attention]
 
-        monkeypatch.setattr(sizing, "stepper", stepper)
+        monkeypatch.setattr(sizing, "steppers", lambda recipes, device: [step_of(r) for r in recipes])
         monkeypatch.setattr(sizing, "in_turn", lambda steps, budget, poll, least: steps)
         return timed
 

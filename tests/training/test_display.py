@@ -120,10 +120,10 @@ def test_intervals(steps, seconds_per_step, every):
 
 def test_minutes_and_compiling_are_times_too():
     minutes = recipe_of(0, evaluate_every=0, minutes=1.0)
-    assert evaluation_interval(replace(minutes, segments=((0, 300),)), None) == 100
+    assert evaluation_interval(replace(minutes, segments=((0, 300),)), None) == 150
     compiled = recipe_of(300, evaluate_every=0, compile="yes")
     saved = device.COMPILE_SAVES["cpu"]
-    assert evaluation_interval(compiled, 0.2 / (1 - saved)) == evaluation_interval(recipe_of(300), 0.2) == 100
+    assert evaluation_interval(compiled, 0.2 / (1 - saved)) == evaluation_interval(recipe_of(300), 0.2) == 150
 
 
 def test_what_is_asked_for_is_done():

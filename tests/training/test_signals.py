@@ -119,7 +119,7 @@ def encoding_text(patch, child):
 
 
 def choosing_the_size(patch, child):
-    patch.setattr(sizing, "stepper", lambda recipe, device: child.slowed(lambda: None, 0.5))
+    patch.setattr(sizing, "steppers", lambda recipes, device: [child.slowed(lambda: None, 0.5) for _ in recipes])
     patch.setattr(sizing, "PROBE_SECONDS", 1e6)
     patch.setattr(sizing, "PROBE_SHARE", 1e6)
     return ["train", "text.txt", *PLAIN, "--minutes", "5"]

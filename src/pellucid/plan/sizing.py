@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pellucid.plan.speed import in_turn, stepper
+from pellucid.plan.speed import in_turn, steppers
 from pellucid.presets import gated_width, with_vocabulary
 from pellucid.runs.device import (
     CLEAR_GAIN,
@@ -381,7 +381,8 @@ def scale_of(recipe: Recipe, device: torch.device, poll: Callable[[], object] = 
     found = [combinations(r, device)[0] for r in recipes]
     if least == 0:
         found = [[default_of(of_probe)] for of_probe in found]
-    steps = [stepper(c.applied(r), device) for r, of_probe in zip(recipes, found, strict=True) for c in of_probe]
+    of_probes = [steppers([c.applied(r) for c in tried], device) for r, tried in zip(recipes, found, strict=True)]
+    steps = [step for of_probe in of_probes for step in of_probe]
     taken = iter(in_turn(steps, budget, poll, 1 if len(steps) > len(probes) else least))
     best = [min(itertools.islice(taken, len(of_probe))) for of_probe in found]
     low, high = (t / seconds_of(probe, (1.0, 1.0)) for t, probe in zip(best, probes, strict=True))

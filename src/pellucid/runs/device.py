@@ -150,10 +150,12 @@ def keep_compiled() -> None:
 @contextmanager
 def deterministic_kernels(asked: bool) -> Iterator[None]:
     """Only kernels whose results do not vary between runs, where asked for; the caller's choice is put back."""
+    if not asked:  # PyTorch's function imports its compiler, whatever it is told
+        yield
+        return
     before = torch.are_deterministic_algorithms_enabled()
-    if asked:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
-        torch.use_deterministic_algorithms(True)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
+    torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:

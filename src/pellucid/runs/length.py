@@ -11,7 +11,7 @@ from pellucid.runs.pace import Pace
 
 #: evaluations of a run, and seconds between two of them at least and at most: a run of seconds is measured at its end,
 #: one of days every quarter of an hour
-EVALUATIONS, SHORTEST, LONGEST = 10, 20.0, 900.0
+EVALUATIONS, SHORTEST, LONGEST = 10, 25.0, 900.0
 
 
 def resolve_steps(

@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pellucid.runs.parameter_groups import ParameterGroups
 from pellucid.runs.processes import ALONE, Processes
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -73,7 +74,7 @@ def wide(x: Float[Tensor, "matrix rows columns"]) -> Float[Tensor, "matrix rows 
     return total @ x
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(ParameterGroups):
     """Muon over matrices, the iteration in `dtype`; momentum 0.95 with Nesterov's look ahead."""
 
     def __init__(
@@ -84,11 +85,11 @@ class Muon(torch.optim.Optimizer):
         dtype: torch.dtype,
         processes: Processes = ALONE,
     ):
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": 0.95})
+        super().__init__([{"params": params}], {"lr": lr, "weight_decay": weight_decay, "momentum": 0.95})
         self.dtype, self.processes = dtype, processes
 
     @torch.no_grad()
-    def step(self, bad: Tensor) -> None:  # type: ignore[override]
+    def step(self, bad: Tensor) -> None:
         """One update, unless `bad`, a boolean scalar: then parameters and momentum keep every bit."""
         for group in self.param_groups:
             # of matrices of one shape, processes may hold rows of some and columns of others

@@ -1,13 +1,15 @@
 """AdamW, Muon and RMSprop as one optimiser whose bad steps leave no trace."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pellucid.runs.adamw import AdamW
 from pellucid.runs.muon import Muon
 from pellucid.runs.options import NGramOptimizerName, OptimizerName, RunRecipe
+from pellucid.runs.parameter_groups import ParameterGroups
 from pellucid.runs.processes import ALONE, Processes
 from pellucid.runs.rmsprop import RMSprop
 
@@ -74,11 +76,11 @@ class Optimizer:
         ]
         groups = [group for group in groups if group["params"]]
         self.names = {p: n for n, p in named}
-        self.adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True) if groups else None
+        self.adamw = AdamW(groups, learning_rate, betas, eps) if groups else None
         self.muon = Muon(hidden, muon_learning_rate, weight_decay, muon_dtype, processes) if hidden else None
         decay = learning_rate * ngram_weight_decay
         self.rmsprop = RMSprop(tables, ngram_learning_rate, betas[1], decay, eps, processes) if tables else None
-        self.parts: Sequence[torch.optim.Optimizer] = [part for part in (self.adamw, self.muon, self.rmsprop) if part]
+        self.parts: Sequence[ParameterGroups] = [part for part in (self.adamw, self.muon, self.rmsprop) if part]
         self.peaks = [[group["lr"] for group in part.param_groups] for part in self.parts]
 
     def set_factor(self, factor: float) -> None:
@@ -94,7 +96,7 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         for part in self.parts:
-            part.zero_grad(set_to_none=True)
+            part.zero_grad()
 
     def step(self, bad: Tensor) -> None:
         """One update, unless `bad` (a boolean scalar on the model's device): then nothing changes, bit for bit.
@@ -102,23 +104,14 @@ class Optimizer:
         The decision stays on the device: old values are selected, or the update passed over. Multiplying by
         zero would not do: 0 * inf is not 0.
         """
-        if self.adamw:
-            setattr(self.adamw, "found_inf", bad.float())  # noqa: B010 (what gradient scalers tell fused AdamW)
-            self.adamw.step()
-        if self.muon:
-            self.muon.step(bad)
-        if self.rmsprop:
-            self.rmsprop.step(bad)
-
-    @staticmethod
-    def _params(part: torch.optim.Optimizer) -> Iterable[nn.Parameter]:
-        return (p for group in part.param_groups for p in group["params"])
+        for part in self.parts:
+            part.step(bad)
 
     def state(self) -> dict[str, Tensor]:
         """Every number the optimiser remembers, as `parameter name/quantity`."""
         found: dict[str, Tensor] = {}
         for part in self.parts:
-            for p in self._params(part):
+            for p in part.params:
                 for key, value in part.state[p].items():
                     found[f"{self.names[p]}/{key}"] = value
         return found
@@ -127,7 +120,7 @@ class Optimizer:
         """Put back what `state` gave; raises KeyError naming the first quantity that is missing."""
         for part in self.parts:
             keys = STATE[type(part).__name__]
-            for p in self._params(part):
+            for p in part.params:
                 values: dict[str, Any] = {}
                 for key in keys:
                     value = state[f"{self.names[p]}/{key}"]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.compiled_source import CompiledSource
+from pellucid.runs.parameter_groups import ParameterGroups
 from pellucid.runs.processes import ALONE, Processes
 
 #: steps of a block; s grows by up to b^-BLOCK before it is scaled, which float32 holds (`options.LEAST_BETA_2`)
@@ -25,7 +26,7 @@ BLOCK = 16
 SOURCE = CompiledSource(Path(__file__).with_name("rmsprop.cpp"))
 
 
-class RMSprop(torch.optim.Optimizer):
+class RMSprop(ParameterGroups):
     """RMSprop over tables; a table's gradient may be sparse, with each row once (`gradients.clip`).
 
     decay  what a step takes of every number, as a share: its rate is scaled with `lr`
@@ -40,11 +41,11 @@ class RMSprop(torch.optim.Optimizer):
         eps: float,
         processes: Processes = ALONE,
     ):
-        super().__init__(params, {"lr": lr})
+        super().__init__([{"params": params}], {"lr": lr})
         self.beta, self.decay_of_rate, self.eps, self.processes = beta, decay / lr, eps, processes
 
     @torch.no_grad()
-    def step(self, bad: Tensor) -> None:  # type: ignore[override]
+    def step(self, bad: Tensor) -> None:
         """One update, unless `bad`, a boolean scalar: then every number keeps its bits, and no step is counted."""
         own, b = self.processes.local_part, self.beta
         for group in self.param_groups:

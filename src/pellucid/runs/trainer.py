@@ -349,11 +349,6 @@ class Trainer(Generic[RecipeT]):
         if self.pace:
             self.pace.took["save"] = self.saver.seconds
 
-    def tell_pace(self, what: str, began: float, times: int = 1) -> None:
-        """Record how long a save or a sample took, or each of so many held-out tokens."""
-        if self.pace and times:
-            self.pace.took[what] = (time.monotonic() - began) / times
-
     def evaluate_and_sample(self, whole: bool) -> None:
         """What is due at this step and not in its metrics yet: the held-out loss, on a part or the whole; a sample."""
         t = self.recipe.train
@@ -374,16 +369,15 @@ class Trainer(Generic[RecipeT]):
                 self.reporter.note(f"no sample at step {self.step}: the network's logits are not finite")
             else:
                 self.reporter.sample(self.step, text)
-                self.tell_pace("sample", began)
+                if self.pace:
+                    self.pace.took["sample"] = time.monotonic() - began
 
     def evaluate(self, whole: bool) -> None:
         """Measure the held-out loss; the best checkpoint is the one whose loss over the same part is lowest."""
-        began = time.monotonic()
         with self.interruption.phase("evaluating", f"{self.trainable.unit}s") as self.phase:
             measured = self.held_out_loss(whole)
         if measured is None:
             return
-        self.tell_pace("token", began, self.phase.done)
         self.finish_saving()
         loss, part, accuracy, cut = measured
         if not math.isfinite(loss + part):
@@ -427,12 +421,15 @@ class Trainer(Generic[RecipeT]):
         None where a signal came.
         """
         self.network.eval()
-        nats, n_right, n_scored, n_read, part, cut = 0.0, 0, 0, 0, None, 0
+        nats, n_right, n_scored, n_read, part, cut, each = 0.0, 0, 0, 0, None, 0, math.inf
         try:
             for batch in self.trainable.data.held_out():
                 if self.stops():
                     return None
+                began = time.monotonic()
                 sums = self.trainable.held_out_sums(batch)
+                # of the quickest batch: a thread writes a checkpoint beside the others, which `Pace` counts by itself
+                each = min(each, (time.monotonic() - began) / sums.n_read)
                 nats, n_right = nats + sums.nats, n_right + sums.n_right
                 n_scored, n_read = n_scored + sums.n_scored, n_read + sums.n_read
                 self.phase.set(n_read, self.trainable.data.n_held_out if whole else self.recipe.train.evaluate_tokens)
@@ -447,6 +444,8 @@ class Trainer(Generic[RecipeT]):
                     break
         finally:
             self.network.train()
+        if self.pace and n_read:
+            self.pace.took["token"] = each
         return nats / n_scored, nats / n_scored if part is None else part, n_right / n_scored, cut
 
     # From a checkpoint ---------------------------------------------------------------------

@@ -31,7 +31,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, reduction: Literal["none", "s
     The result is at least float32. The gradient has the type of the logits.
     """
     if is_compiled_for(logits):
-        nats = losses(logits.contiguous(), targets.contiguous())[0]
+        nats = torch.ops.pellucid.losses(logits.contiguous(), targets.contiguous())[0]
         return nats.sum() if reduction == "sum" else nats
     # sums over a vocabulary lose their digits in bfloat16
     wide = logits.float() if logits.dtype == torch.bfloat16 else logits
@@ -68,7 +68,14 @@ def call(name: str, logits: Tensor, targets: Tensor, *tensors: Tensor) -> None:
     SOURCE.call(f"{name}_{NAMES[logits.dtype]}", (logits, targets, *tensors), sizes)
 
 
-@torch.library.custom_op("pellucid::losses", mutates_args=())
+# `torch.library.custom_op` would import PyTorch's compiler at the first call, which takes over a second (docs/log.md)
+torch.library.define("pellucid::losses", "(Tensor logits, Tensor targets) -> (Tensor, Tensor)")
+torch.library.define(
+    "pellucid::loss_gradients", "(Tensor logits, Tensor targets, Tensor log_sums, Tensor by) -> Tensor"
+)
+
+
+@torch.library.impl("pellucid::losses", "cpu")
 def losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Of each row -log softmax(x)[t], 0 where t is negative, and log sum_j exp x_j; both float32 [pos]."""
     nats, log_sums = torch.empty(len(logits)), torch.empty(len(logits))
@@ -76,12 +83,12 @@ def losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return nats, log_sums
 
 
-@losses.register_fake
+@torch.library.register_fake("pellucid::losses")
 def _(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return logits.new_empty(len(logits), dtype=torch.float32), logits.new_empty(len(logits), dtype=torch.float32)
 
 
-@torch.library.custom_op("pellucid::loss_gradients", mutates_args=())
+@torch.library.impl("pellucid::loss_gradients", "cpu")
 def loss_gradients(logits: Tensor, targets: Tensor, log_sums: Tensor, by: Tensor) -> Tensor:
     """(softmax(x) - [j = t]) by of each row, 0 where t is negative, in the type of the logits."""
     result = torch.empty_like(logits)
@@ -89,7 +96,7 @@ def loss_gradients(logits: Tensor, targets: Tensor, log_sums: Tensor, by: Tensor
     return result
 
 
-@loss_gradients.register_fake
+@torch.library.register_fake("pellucid::loss_gradients")
 def _(logits: Tensor, targets: Tensor, log_sums: Tensor, by: Tensor) -> Tensor:
     return torch.empty_like(logits)
 
@@ -102,7 +109,16 @@ def keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor])
 def backward(ctx: Any, by: Tensor, by_log_sums: Tensor) -> tuple[Tensor, None]:
     """The gradient of the losses; that of the sums is nobody's concern."""
     logits, targets, log_sums = ctx.saved_tensors
-    return loss_gradients(logits, targets, log_sums, by.contiguous()), None
+    return torch.ops.pellucid.loss_gradients(logits, targets, log_sums, by.contiguous()), None
 
 
-losses.register_autograd(backward, setup_context=keep)
+def refuse(ctx: Any, by: Tensor) -> None:
+    """Without this, PyTorch would take the gradient of the gradient for 0."""
+    raise RuntimeError(
+        "the gradient of the compiled cross-entropy was to be differentiated, and has no derivative: take "
+        "torch.nn.functional.cross_entropy of the logits"
+    )
+
+
+torch.library.register_autograd("pellucid::losses", backward, setup_context=keep)
+torch.library.register_autograd("pellucid::loss_gradients", refuse)

@@ -318,7 +318,7 @@ def optimizer_bytes(trained: Counter[ParameterKind]) -> int:
     """
     averages = sum(n * FLOAT * part.numel() * AVERAGES[word] for (word, part, _), n in trained.items())
     counts = {word: sum(n for (of, _, _), n in trained.items() if of == word) for word in ("adamw", "rmsprop")}
-    return averages + FLOAT * sum(counts.values()) + 1 + (FLOAT if counts["adamw"] else 0)
+    return averages + FLOAT * sum(counts.values()) + 1
 
 
 class SizesOfParts(Processes):
