@@ -142,7 +142,7 @@ def test_without_tables_a_minute_or_more_of_shakespeare_has_two_layers():
 
 
 def test_a_larger_network_of_less_time_is_kept_and_the_explanation_says_so():
-    made = choose_size(recipe(15.0), Text(1_003_854), (0.79, 0.67))
+    made = choose_size(recipe(30.0), Text(1_003_854), (0.79, 0.67))
     first = best_of(made.considered, made.text)
     assert first.weights < made.chosen.weights
     line = f"  (rank alone would choose {first.d_model}/{first.n_layers} with {first.vocabulary:,} ids, "
@@ -213,8 +213,8 @@ def test_compilation_is_counted_in_the_time_for_steps(t, factor, asked, has_comp
         less, more = (seconds_to_step(recipe(minutes, compile=asked), cpu) for minutes in (t, factor * t))
         assert more >= less
         plain = seconds_to_step(recipe(t, compile="no"), cpu)
-        # a long run takes its first step after nine seconds, a short one after a share of its time
-        assert plain == pytest.approx(60 * t * 0.93 - min(9.0, 0.15 * 60 * t))
+        # a long run takes its first step after six seconds, a short one after a share of its time
+        assert plain == pytest.approx(60 * t * 0.93 - min(6.0, 0.15 * 60 * t))
         if asked == "auto":
             assert less >= plain
         if asked == "yes" and t >= 3:

@@ -124,5 +124,5 @@ def test_a_target_outside_of_the_vocabulary_is_refused(target):
 def test_a_gradient_of_a_gradient_is_refused():
     logits, targets = rows(6, 4, 300, torch.float32)
     (gradient,) = torch.autograd.grad(cross_entropy(logits, targets).sum(), logits, create_graph=True)
-    with pytest.raises(RuntimeError, match="take torch.nn.functional.cross_entropy"):
+    with pytest.raises(RuntimeError, match=r"take torch\.nn\.functional\.cross_entropy"):
         gradient.square().sum().backward()

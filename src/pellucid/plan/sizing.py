@@ -36,12 +36,12 @@ SIZES = ("model.d_model", "model.n_layers", "model.attention.n_heads", "model.at
 WIDTHS, DEPTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), (1, 2, 3, 4, 6, 8, 12, 16, 24)
 VOCABULARIES = (SMALLEST := 320, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 CONTEXT, HEAD = 128, 32
-#: the widest network of a single layer
-WIDEST_LAYER = 128
+#: the widest network of fewer layers than usual: one of width 128, two of 192 and of 256
+WIDEST_SHALLOW = 256
 #: the share of the time that is spent in steps, as in `runs.length.resolve_steps`
 STEPPING = 0.93
 #: seconds of a run before its first step, and the most of its time that they are counted for
-STARTING, STARTING_SHARE = 9.0, 0.15
+STARTING, STARTING_SHARE = 6.0, 0.15
 #: n-gram tables are left out if the run reads its text more often than this times the cube root of variety and tokens
 #: for each of their rows: they would memorize it. For subword tokens, and for characters or bytes
 PASSES_WITH_TABLES = (4.0, 5.0)
@@ -77,13 +77,19 @@ START_FIT = (0.085, 150)
 #: tokens of a step in these terms: twice as many steps of half as many tokens reach the same
 STEP_TOKENS = 2048
 #: bits per character that a single layer lacks in the end, as it cannot find what followed an earlier occurrence
-#: (Olsson et al. 2022), and the steps that two layers take to learn it, for subword tokens and for characters or bytes
+#: (Olsson et al. 2022), and the steps that two layers take to learn it, for subword tokens and for characters or bytes;
+#: without tables of n-grams
 ONE_LAYER_FIT = (0.09, (1200, 5000))
-#: what n-gram tables leave of the term in the weights, for a variety of 1, and of those in text and steps; the bits per
-#: character that a network with tables lacks in the end: for subword tokens, and for characters or bytes
-WITH_TABLES = ((0.60, 0.65, 0.31), (0.30, 0.41, 0.43))
-#: the former grows with this power of the variety, and the latter falls by so much for a variety of 1
-TABLES_OF_VARIED = (0.67, 0.13)
+#: what n-gram tables leave of the term in the weights, of a single layer and for a variety of 1, and of those in text
+#: and steps; the bits per character that a network with tables lacks in the end: for subword tokens, and for characters
+#: or bytes
+WITH_TABLES = ((0.60, 0.65, 0.28), (0.35, 0.41, 0.44))
+#: bits per character that a single layer with tables lacks beside many, for a variety of 1, and the power of the layers
+#: by which that falls
+DEPTH_WITH_TABLES = ((0.12, 0.065), 0.6)
+#: what too few weights and layers cost with tables grows with this power of the variety, and what a network with tables
+#: lacks in the end falls by so much for a variety of 1
+TABLES_OF_VARIED = (0.67, 0.19)
 #: bits per character that a network loses as its tables learn the text by heart, for each factor of e by which it reads
 #: the text more often than this share of PASSES_WITH_TABLES
 MEMORIZED = ((0.12, 0.40), (0.25, 0.55))
@@ -280,11 +286,11 @@ def vocabularies(n_characters: int) -> list[int]:
 
 
 def candidates(vocabulary: int) -> Iterator[Size]:
-    """Every candidate: as deep as networks of its width usually are, within a factor of two, and single layers of
-    little width, which tables of n-grams make do with.
+    """Every candidate: as deep as networks of its width usually are, within a factor of two, and shallow ones of little
+    width, which tables of n-grams make do with.
     """
     for d, n in itertools.product(WIDTHS, DEPTHS):
-        if max(1, d // 64) <= n <= max(4, d // 32) or (n == 1 and d <= WIDEST_LAYER):
+        if max(1, d // (96 if d <= WIDEST_SHALLOW else 64)) <= n <= max(4, d // 32):
             yield Size(vocabulary, d, n, FEWEST_SEQUENCES)
 
 
@@ -332,8 +338,8 @@ def expected(size: Size, text: Text, by_character: bool = False) -> float:
 
     W + T, where the weights decide W = a (12 n_layers^c d_model^2 / 10^5)^-b, and text and steps
     T = d variety (characters / 10^6)^-e + f steps^-g + h (steps / k)^-2, with m (1 - e^(-steps / q)) more for a single
-    layer. With n-gram tables u variety^v W + w T + x - y variety, and z ln(repeats / o) more where that is above 0.
-    Steps are of STEP_TOKENS tokens.
+    layer. With n-gram tables variety^v (u W_1 + m n_layers^-q) + w T + x - y variety, where W_1 is W of a single layer,
+    and z ln(repeats / o) more where that is above 0. Steps are of STEP_TOKENS tokens.
 
     Without the term in h, runs of a few hundred steps got networks too wide to learn in them (docs/log.md). The
     characters are those that are read; those of later passes count less (Muennighoff et al. 2023).
@@ -342,16 +348,16 @@ def expected(size: Size, text: Text, by_character: bool = False) -> float:
     again = max(size.passes - 1, 0.0)
     read = text.n_characters * (min(size.passes, 1.0) + WORTH * (1 - math.exp(-again / WORTH)))
     steps = size.steps * size.tokens / STEP_TOKENS
-    weights = a * (12 * size.n_layers**c * size.d_model**2 / 1e5) ** -b
     trained = d * text.variety * (read / 1e6) ** -e + f * steps**-g + h * (steps / k) ** -2
-    if size.n_layers == 1:
-        m, q = ONE_LAYER_FIT
-        trained += m * (1 - math.exp(-steps / q[by_character]))
     if not size.ngrams:
-        return weights + trained
+        m, q = ONE_LAYER_FIT
+        single = m * (1 - math.exp(-steps / q[by_character])) if size.n_layers == 1 else 0.0
+        return a * (12 * size.n_layers**c * size.d_model**2 / 1e5) ** -b + trained + single
     (u, w, x), (v, y), (z, o) = WITH_TABLES[by_character], TABLES_OF_VARIED, MEMORIZED[by_character]
+    m, q = DEPTH_WITH_TABLES
+    weights = u * a * (12 * size.d_model**2 / 1e5) ** -b + m[by_character] * size.n_layers**-q
     memorized = z * math.log(max(size.repeats / o, 1.0))
-    return u * text.variety**v * weights + w * trained + x - y * text.variety + memorized
+    return text.variety**v * weights + w * trained + x - y * text.variety + memorized
 
 
 def characters_per_token(vocabulary: int, variety: float) -> float:
@@ -481,13 +487,14 @@ def explained(sizing: Sizing) -> list[str]:
     kept = [f"  (rank alone would choose {by_rank}, and less time a larger network: more time keeps it)"]
     varied = f"{sizing.text.variety:.2f}"
     (m, q), (u, w, x), (v, y) = ONE_LAYER_FIT, WITH_TABLES[sizing.by_character], TABLES_OF_VARIED
-    z, o = MEMORIZED[sizing.by_character]
+    (z, o), (deep, fall) = MEMORIZED[sizing.by_character], DEPTH_WITH_TABLES
     return [
         f"sizes are ranked by W + T (bits per character, from runs of docs/log.md): W = {a:g} (12 n_layers^{c:g} "
         f"d_model^2 / 10^5)^-{b:g}, T = {d:g} x {varied} (characters read / 10^6)^-{e:g} + {f:g} steps^-{g:g} + {h:g} "
         f"(steps / {k:g})^-2, steps of {STEP_TOKENS:,} tokens, and {m:g} (1 - e^(-steps / "
-        f"{q[sizing.by_character]:g})) more for a single layer; with tables of n-grams by {u:g} x {varied}^{v:g} W + "
-        f"{w:g} T + {x:g} - {y:g} x {varied}, and {z:g} ln(share / {o:g}) more where that is above 0, the passes being "
+        f"{q[sizing.by_character]:g})) more for a single layer; with tables of n-grams by {varied}^{v:g} ({u:g} W_1 + "
+        f"{deep[sizing.by_character]:g} n_layers^-{fall:g}) + {w:g} T + {x:g} - {y:g} x {varied}, where W_1 is W of a "
+        f"single layer, and {z:g} ln(share / {o:g}) more where that is above 0, the passes being "
         f"a share of {PASSES_WITH_TABLES[sizing.by_character]:g} x ({varied} x tokens of the text / rows of the "
         f"tables)^(1/3); they are left out above that, or where that ranks better, and have more rows up to "
         f"{FEW_PASSES:g} passes",
