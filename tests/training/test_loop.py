@@ -278,8 +278,9 @@ def test_explicit_attention_trains_to_the_same_losses_and_resumes_bit_for_bit(te
     plain, written = (
         start(text, tmp_path / w, attention=w, dropout=0.0, first_weights="drawn").path for w in ("fused", "explicit")
     )
+    kernels = [json.loads((run / "recipe.json").read_bytes())["train"]["attention"] for run in (plain, written)]
+    assert kernels == ["fused", "explicit"]  # on some processors their losses are the same to the bit
     losses = [[row["loss"] for row in rows(run) if "loss" in row] for run in (plain, written)]
-    assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     whole = start(text, tmp_path / "whole", attention="explicit").path
     shutil.copytree(whole, tmp_path / "parts")
