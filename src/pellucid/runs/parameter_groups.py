@@ -1,7 +1,7 @@
 """Parameters in groups that share rates, and what an optimiser remembers of each: what `torch.optim.Optimizer` is here.
 
 PyTorch's own class imports PyTorch's compiler when the first optimiser is made, whether or not anything is compiled:
-1.2 of the 5.5 seconds before the first step of a run (docs/log.md).
+1.2 of the seconds before the first step of a run (docs/log.md).
 """
 
 from collections import defaultdict
