@@ -38,6 +38,7 @@ WRONG = {
     "generate run --beams 2 --top-k 3": "leave out --top-k",
     "generate run --beams 2 --n 3": "--n 3 with --beams 2: ask for at most 2",
     "generate run --beams 2 --speculate 2": "leave one out",
+    "generate run --beams 2 --cuda-graphs": "beams read other rows in each step: leave one out",
     "generate run --compile yes --n 2": "--compile yes reads one more token of a single text: leave out --n",
     "generate run --compile yes --beams 2": "leave out --beams",
     "generate run --compile yes --speculate 2": "leave out --speculate",

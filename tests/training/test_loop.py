@@ -230,7 +230,7 @@ def test_what_was_left_open_is_written_down_and_kept(text, tmp_path, monkeypatch
 def test_measuring_a_step_spoils_no_weight(text, tmp_path, monkeypatch):
     plain = start(text, tmp_path / "plain", steps=20, evaluate_every=20).path
     monkeypatch.setattr(
-        autotune_module, "compile_pays", lambda device, seconds, steps: (False, f"compiled: no {seconds > 0}")
+        autotune_module, "compile_pays", lambda device, seconds, steps, saves: (False, f"compiled: no {seconds > 0}")
     )
     measured = start(text, tmp_path / "measured", steps=20, evaluate_every=20, compile="auto").path
     assert_same_tensors(tensors(plain, 20), tensors(measured, 20))

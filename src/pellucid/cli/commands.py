@@ -85,6 +85,8 @@ class GeneratingModelOptions(WritingModelOptions):
 
     compile: Annotated[Literal["auto", "no", "yes"], option("WHEN")] = "auto"
     """Read further tokens of one text by compiled code on a CPU: auto (where N are enough for it to pay), no or yes."""
+    cuda_graphs: Annotated[bool, option()] = False
+    """On a GPU, record a step and replay it for every token; never tested, because no GPU was available."""
 
 
 @command
@@ -112,11 +114,12 @@ def generate_command(
     check_choices(source, m, sampling, output)
     loaded = mixed_from(model, m)
     chosen = m.weights != "auto" or m.compile != "auto"
-    if source is not None or sampling.beams or m.speculate or chosen or not hasattr(loaded, "stream"):
+    if source is not None or sampling.beams or m.speculate or m.cuda_graphs or chosen or not hasattr(loaded, "stream"):
         transformer_of(loaded, model)
     prompt = sys.stdin.read() if prompt == "-" else prompt
     values = {"source": sys.stdin.read() if source == "-" else source, "beams": sampling.beams or None}
     values |= {"temperature": sampling.temperature, "speculate": m.speculate or None}
+    values["cuda_graphs"] = m.cuda_graphs or None
     values |= {
         name: None if word == "auto" else word for name, word in (("weights", m.weights), ("compile", m.compile))
     }
@@ -135,6 +138,10 @@ def check_choices(
     source: str | None, model: GeneratingModelOptions, sampling: SamplingOptions, output: GeneratedOptions
 ) -> None:
     """Raise OptionError for options that contradict each other, before the model is loaded."""
+    if model.cuda_graphs and sampling.beams:
+        raise OptionError(
+            f"--cuda-graphs and --beams {sampling.beams}: beams read other rows in each step: leave one out"
+        )
     if model.compile == "yes":
         check_compile(source, model, sampling, output)
     if not sampling.beams:

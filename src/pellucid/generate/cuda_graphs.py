@@ -2,7 +2,8 @@
 
 A small network on a GPU spends its step on launching kernels one by one; a CUDA graph launches them together. A
 recorded graph must use the same memory every time: queries read the whole cache, and a mask hides its unfilled part.
-The step is tested on the CPU, where nothing is recorded. Recording itself was never run, because no GPU was available.
+The step is tested on the CPU, where nothing is recorded. Recording itself was never run, because no GPU was available,
+so it is used only where `cuda_graphs` asks for it.
 """
 
 from collections.abc import Sequence

@@ -25,7 +25,7 @@ from pellucid.generate.sampling import Sampling, choose_tokens, uniform
 from pellucid.generate.speculation import SpeculatingReader
 from pellucid.model import Transformer
 
-#: devices on which a step is recorded and replayed (`pellucid.generate.cuda_graphs`)
+#: devices on which a step can be recorded and replayed (`pellucid.generate.cuda_graphs`)
 RECORDED = frozenset({"cuda"})
 
 
@@ -137,8 +137,14 @@ def make_reader(
     cache: bool,
     speculate: int,
     step: CompiledStep | None = None,
+    cuda_graphs: bool = False,
 ) -> CachedReader | RecomputingReader:
-    """The reader for these options. Raises GenerationError if guesses have no cache, or if taps would see them."""
+    """The reader for these options. Raises GenerationError if guesses have no cache, if taps would see them, or if
+    steps cannot be recorded that are to be.
+    """
+    if cuda_graphs:
+        check_recordable(network, sources, taps, cache, speculate)
+        return GraphedReader(network, longest)
     if step is not None:
         return CompiledReader(network, longest, step)
     if isinstance(speculate, bool) or not isinstance(speculate, int) or speculate < 0:
@@ -151,10 +157,22 @@ def make_reader(
         )
     if speculate:
         return SpeculatingReader(network, longest, sources, speculate)
-    plain = cache and sources is NO_SOURCES and taps is NO_TAPS
-    if plain and network.embed.token.weight.device.type in RECORDED and has_fixed_shapes(network):
-        return GraphedReader(network, longest)
     return CachedReader(network, longest, sources, taps) if cache else RecomputingReader(network, sources, taps)
+
+
+def check_recordable(network: Transformer, sources: NoSources, taps: TapFactory, cache: bool, speculate: int) -> None:
+    """Raise GenerationError, saying why, if the steps of these options cannot be recorded as a CUDA graph."""
+    device = network.embed.token.weight.device.type
+    reasons = {
+        f"the network is on {device}: it must be on a GPU": device not in RECORDED,
+        "the network has an encoder, n-grams, or masks that depend on a distance": not has_fixed_shapes(network),
+        "the source is read in every step: leave it out": sources is not NO_SOURCES,
+        "taps and edits need each operation by itself: leave them out": taps is not NO_TAPS,
+        "a recorded step needs the cache: leave it on": not cache,
+        f"speculate = {speculate} reads several tokens at once: set it to 0": bool(speculate),
+    }
+    if reason := next((reason for reason, applies in reasons.items() if applies), ""):
+        raise GenerationError(f"steps cannot be recorded as a CUDA graph, since {reason}")
 
 
 def generate_ids(
@@ -172,6 +190,7 @@ def generate_ids(
     taps: TapFactory = NO_TAPS,
     speculate: int = 0,
     step: CompiledStep | None = None,
+    cuda_graphs: bool = False,
 ) -> Decoding:
     """Continue every prompt by up to `max_tokens` ids, step by step.
 
@@ -190,6 +209,7 @@ def generate_ids(
                 (`SpeculatingReader`); it changes no token
     step        of this network, compiled (`step_for`): it reads further tokens of a single text without taps,
                 speculation and sources, with the cache
+    cuda_graphs  whether a step on a GPU is recorded and replayed (`pellucid.generate.cuda_graphs`, which was never run)
 
     The result iterates over `DecodeStep`s, and its `rows` hold the generated ids. A network with attention.mask =
     prefix reads its prompt as the prefix. Texts that outgrow the context continue in a moving window (`window_start`).
@@ -206,7 +226,7 @@ def generate_ids(
     with evaluation_mode(network):
         encoded = read_sources(network, sources, len(prompts), taps.of_sources)
     longest = max((len(row.given) for row in rows), default=0) + max_tokens
-    reader = make_reader(network, longest, encoded, taps, cache, speculate, step)
+    reader = make_reader(network, longest, encoded, taps, cache, speculate, step, cuda_graphs)
     return Decoding(
         network, reader, rows, max_tokens=max_tokens, sampling=sampling, stop_ids=stop_ids, n_allowed=n_allowed
     )

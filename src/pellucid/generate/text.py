@@ -83,6 +83,7 @@ class GenerateOptions(DrawOptions, total=False):
     cache: bool
     weights: str
     compile: str
+    cuda_graphs: bool
     speculate: int
     report: Callable[[str], object] | None
 
@@ -129,6 +130,7 @@ def stream_generate(
     taps: TapFactory = NO_TAPS,
     weights: str = "auto",
     compile: str = "auto",
+    cuda_graphs: bool = False,
     speculate: int = 0,
     report: Callable[[str], object] | None = None,
 ) -> Iterator[TextPiece]:
@@ -153,6 +155,8 @@ def stream_generate(
                    For float32 networks on the CPU (`pellucid.generate.pack_weights`)
     compile        whether further tokens of a single text are read by compiled code on the CPU: yes, no, or auto where
                    max_tokens are enough for it to pay. Logits agree to rounding (`pellucid.generate.compiled_step`)
+    cuda_graphs    record a step on a GPU and replay it for every token. It was never run, because no GPU was available
+                   (`pellucid.generate.cuda_graphs`)
     speculate      guess up to this many tokens at once from what followed the same words before, while a single
                    text continues; the text is the same (`pellucid.generate.speculation`)
     report         called with a sentence that names the weights in use and their rounding error, and one that says
@@ -192,6 +196,8 @@ def stream_generate(
         report(said)
         report(compiled)
     if beams:
+        if cuda_graphs:
+            raise GenerationError(f"cuda_graphs and beams = {beams}: beams read other rows in each step: leave one out")
         if speculate:
             raise GenerationError(
                 f"speculate = {speculate} guesses for a single text, but beams = {beams} follow several: set "
@@ -201,6 +207,7 @@ def stream_generate(
     else:
         seeds = secrets.randbits(32) if seed is None else seed
         options |= {"sampling": sampling, "seeds": seeds, "samples": range(n), "speculate": speculate, "step": step}
+        options |= {"cuda_graphs": cuda_graphs}
         decoding = generate_ids(network, encoded, **options)
     warn_of_cut(encoded, network.architecture.n_ctx)
     stops = [stop] if isinstance(stop, str) else list(stop)

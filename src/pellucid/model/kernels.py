@@ -52,13 +52,16 @@ class ExplicitAttention(nn.Module):
 
     def pattern(self, q: Queries, k: Keys, mask: ScoreMask, sinks: Sinks | None = None, tap: Tap = OFF) -> Pattern:
         """A = softmax_j(scale q_i . k_j + mask); the row of a query that may read nothing is zero."""
-        scores = self.cap(torch.einsum("bhid,bhjd->bhij", q * self.scale, repeat_kv(k, self.group)))
-        unedited = mask.applied_to(scores)
+        unedited = mask.applied_to(self.scores(q, k))
         scores = tap("scores", unedited)
         if scores is unedited and not mask.may_block_rows:
             return tap("pattern", softmax(scores, sinks))
         blocked = scores.amax(-1, keepdim=True) == -torch.inf
         return tap("pattern", softmax(scores.masked_fill(blocked, 0), sinks).masked_fill(blocked, 0))
+
+    def scores(self, q: Queries, k: Keys) -> Pattern:
+        """scale q_i . k_j, before the mask"""
+        return self.cap(torch.einsum("bhid,bhjd->bhij", q * self.scale, repeat_kv(k, self.group)))
 
     def cap(self, scores: Tensor) -> Tensor:
         """The scores before the mask; here they have no cap."""

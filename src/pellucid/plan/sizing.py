@@ -18,7 +18,6 @@ from pellucid.plan.speed import in_turn, steppers
 from pellucid.presets import gated_width, with_vocabulary
 from pellucid.runs.device import (
     CLEAR_GAIN,
-    COMPILE_SAVES,
     COMPILE_SECONDS,
     can_compile,
     memory_bytes,
@@ -30,6 +29,7 @@ from pellucid.text.split import Split
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training.autotune import combinations, default_of
 from pellucid.training.recipe import Recipe, full_name, with_fields
+from pellucid.training.step_functions import compile_saves
 
 #: fields that are sizes: if the user sets one of them, none is chosen
 SIZES = ("model.d_model", "model.n_layers", "model.attention.n_heads", "model.attention.d_head", "model.n_ctx")
@@ -59,9 +59,10 @@ MIN_TOKEN_COUNT, CHARACTERS_PER_ID = (200, 450), 140
 #: passes above which dropout is used, and after which further passes gain nothing
 PASSES_WITHOUT_DROPOUT, MOST_PASSES, DROPOUT = 12.0, 30.0, 0.1
 
-#: seconds of a step of 2,048 tokens on one thread of the machine of docs/log.md, at width 128: by layer, and in the
-#: readout
-COST = {"update": 0.0092, "wide": 0.0184, "products": 0.0366, "attention": 0.0127, "logits": 0.0222, "softmax": 0.0049}
+#: about the seconds of a step of 2,048 tokens on one thread of the machine of docs/log.md, at width 128: by layer
+#: (Muon's products first), in the readout, and in what every network has once, as its embedding and tables of n-grams
+COST = {"update": 0.0211, "wide": 0.0111, "products": 0.0222, "attention": 0.0077}
+COST |= {"logits": 0.0134, "softmax": 0.0030, "once": 0.0238}
 #: widths of the two networks that are timed here, their layers, and about how many seconds that takes: at most a share
 PROBES, PROBE_LAYERS, PROBE_SECONDS, PROBE_SHARE = (64, 256), 2, 3.0, 0.03
 
@@ -368,8 +369,9 @@ def characters_per_token(vocabulary: int, variety: float) -> float:
 def seconds_of(size: Size, scale: tuple[float, float], n_ctx: int = CONTEXT) -> float:
     """Seconds of a step here: those on the machine of docs/log.md, times an interpolation of the two probes' scales."""
     d, tokens, k = size.d_model / 128, size.tokens / 2048, COST
-    layer = k["update"] * d**2 + tokens * (k["wide"] * d + k["products"] * d**2 + k["attention"] * n_ctx / 128 * d)
-    seconds = size.n_layers * layer + tokens * size.vocabulary / 1000 * (k["logits"] * d + k["softmax"])
+    layer = k["update"] * d**3 + tokens * (k["wide"] * d + k["products"] * d**2 + k["attention"] * n_ctx / 128 * d)
+    readout = size.vocabulary / 1000 * (k["logits"] * d + k["softmax"])
+    seconds = size.n_layers * layer + tokens * (readout + k["once"] * d)
     low, high = PROBES
     share = min(1.5, max(0.0, math.log(size.d_model / low) / math.log(high / low)))
     return seconds * scale[0] ** (1 - share) * scale[1] ** share
@@ -399,7 +401,7 @@ def seconds_to_step(recipe: Recipe, device: torch.device) -> float:
     """The seconds of steps that are not compiled in which the run would take as many steps as it will."""
     asked = 60 * recipe.train.minutes
     seconds = STEPPING * asked - min(STARTING, STARTING_SHARE * asked)
-    saves, cost = COMPILE_SAVES[device.type], COMPILE_SECONDS[device.type]
+    saves, cost = compile_saves(recipe.model, device), COMPILE_SECONDS[device.type]
     pays = saves * seconds > CLEAR_GAIN * cost and can_compile(device)
     if recipe.train.compile == "yes" or (recipe.train.compile == "auto" and pays):
         # what was compiled before is found again, so of a short run half the time is left

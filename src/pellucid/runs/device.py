@@ -92,11 +92,16 @@ def memory_bytes(device: torch.device) -> int:
         return installed
 
 
-def compile_pays(device: torch.device, seconds_per_step: float, n_steps: int) -> tuple[bool, str]:
-    """Whether compiling saves clearly more than it costs over the run, and a sentence with the figures."""
+def compile_pays(
+    device: torch.device, seconds_per_step: float, n_steps: int, saves: float | None = None
+) -> tuple[bool, str]:
+    """Whether compiling saves clearly more than it costs over the run, and a sentence with the figures.
+
+    `saves` is the share of a step that it saves, that of COMPILE_SAVES unless given.
+    """
     if not can_compile(device):
         return False, "compiled: no (there is no C++ compiler here)"
-    saved = seconds_per_step * n_steps * COMPILE_SAVES[device.type]
+    saved = seconds_per_step * n_steps * (COMPILE_SAVES[device.type] if saves is None else saves)
     pays = saved > CLEAR_GAIN * COMPILE_SECONDS[device.type]
     word = "yes" if pays else "no"
     return (

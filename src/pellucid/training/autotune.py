@@ -22,7 +22,6 @@ from pellucid.destination import replace_file
 from pellucid.model.kernels import KernelName
 from pellucid.runs.device import (
     CLEAR_GAIN,
-    COMPILE_SAVES,
     COMPILE_SECONDS,
     can_compile,
     compile_pays,
@@ -34,7 +33,9 @@ from pellucid.runs.options import RecipeError, with_train
 from pellucid.runs.pace import Pace
 from pellucid.runs.run_dir import cache_folder, read_json
 from pellucid.training import resolve_recipe as resolve
+from pellucid.training import step_functions
 from pellucid.training.recipe import Recipe
+from pellucid.training.step_functions import compile_saves
 
 #: the shares of a run's time that measuring one step and comparing combinations may take, and the seconds after which a
 #: comparison has enough rounds
@@ -293,7 +294,7 @@ class Tuner:
     @property
     def assumed(self) -> tuple[float, float]:
         """The share of a step that compiling saves, and the seconds that it takes, where neither was measured."""
-        return COMPILE_SAVES[self.device.type], COMPILE_SECONDS[self.device.type]
+        return compile_saves(self.recipe.model, self.device), COMPILE_SECONDS[self.device.type]
 
     def timed_eager(self, eager: list[Combination], seconds: float) -> Timings:
         """Every combination without compilation, timed on whole steps in turn."""
@@ -318,7 +319,7 @@ class Tuner:
         """
         seconds = timings.seconds[timings.eager]
         steps = self.n_steps(seconds)
-        pays, why = compile_pays(self.device, seconds, steps)
+        pays, why = compile_pays(self.device, seconds, steps, self.assumed[0])
         if not pays or not self.timer.compiles:
             return pays, why
         saves, cost = self.assumed
@@ -379,6 +380,7 @@ class Tuner:
             "open": (t.precision, t.attention, *(list(self.passes) if len(self.passes) > 1 else ())),
             "processes": self.timer.shares,
             "memory": "kept",  # timings of before pellucid.runs.kept_memory are of other steps
+            "functions": step_functions.SOURCE.is_usable(),
             **({"divided": True} if self.timer.divides else {}),
         }
         digest = hashlib.sha256(json.dumps(shape, sort_keys=True, default=str).encode()).hexdigest()

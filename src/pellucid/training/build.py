@@ -47,6 +47,7 @@ from pellucid.text.tokens.store import Tokens
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training.chat import PackedPart, lines_on_packing
 from pellucid.training.recipe import Recipe, TextRecipe, TextRecipeT
+from pellucid.training.step_functions import choose_step_functions
 from pellucid.training.text_parts import (
     lines_on_skipped,
     lines_on_unknown,
@@ -309,8 +310,11 @@ def choose_gradients(network: Transformer, recipe: Recipe, device: torch.device,
 
     For one process on a CPU: elsewhere the number of rows would have to be waited for, or sent. PyTorch's compiler
     fails where several tables have such gradients, so the tables are not part of what it compiles.
+
+    And let functions of our own compute what is between matrix products, in steps that it does not compile.
     """
     t = recipe.train
+    choose_step_functions(network, device.type == "cpu" and processes.n == 1 and t.compile != "yes")
     is_asked = t.ngram_optimizer == "rmsprop" and device.type == "cpu" and processes.n == 1
     are_few = recipe.tokens_per_step <= recipe.model.ngram_rows / 2
     for module in network.modules():

@@ -17,7 +17,7 @@ from pellucid.compiled_source import CompiledSource
 #: stands in the targets where nothing is scored
 UNSCORED = -100
 #: the file that is compiled
-SOURCE = CompiledSource(Path(__file__).with_name("cross_entropy.cpp"))
+SOURCE = CompiledSource(Path(__file__).with_name("cross_entropy.cpp"), Path(__file__).with_name("rows.h"))
 #: the smallest vocabulary for which its rows are longer than what it does once for each (docs/log.md)
 LEAST_VOCABULARY = 256
 #: the types of logits that it reads

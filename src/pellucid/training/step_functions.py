@@ -1,0 +1,229 @@
+"""What a training step on a CPU computes between its matrix products, by a file of C++ that reads each tensor once.
+
+PyTorch makes an RMS norm, a rotation, a softmax or a gate of several operations, each of which reads and writes whole
+tensors and, in bfloat16, copies in float32: a third of a step of a small network (docs/log.md). Where a step is neither
+on a GPU nor compiled by PyTorch, four functions of our own take their place. They are used while a network trains and
+gradients are recorded, so that what is read, measured or saved is computed by the network's own operations.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.function import Function
+from torch.nn import functional as F
+
+from pellucid.architecture import Architecture
+from pellucid.compiled_source import CompiledSource
+from pellucid.model.kernels import ExplicitAttention
+from pellucid.model.mask import ScoreMask
+from pellucid.model.mlp import GatedMLP
+from pellucid.model.norm import RMSNorm
+from pellucid.model.positions import Rotary
+from pellucid.model.shapes import Keys, Pattern, Queries, Rotation, Sinks
+from pellucid.model.tap import OFF, Tap
+from pellucid.runs.device import COMPILE_SAVES
+
+#: the file that is compiled
+SOURCE = CompiledSource(Path(__file__).with_name("step_functions.cpp"), Path(__file__).with_name("rows.h"))
+#: the types of numbers that it reads
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+#: the most keys of a row of scores (`LONGEST` in the file)
+MOST_KEYS = 4096
+#: the share of a step that PyTorch's compiler saves beside these functions, where 2 and 3 % were measured (docs/log.md)
+SAVES_BESIDE_OURS = 0.05
+#: blocks of rows whose sums are added up for the gradient of a gain
+BLOCKS = 64
+
+
+def compute(name: str, tensors: tuple[Tensor | None, ...], *sizes: int, numbers: tuple[float, ...] = ()) -> None:
+    """Call a function of the file, with addresses, sizes and the number of threads."""
+    SOURCE.call(name, tensors, (*sizes, torch.get_num_threads()), numbers)
+
+
+def computes(*tensors: Tensor) -> bool:
+    """Whether these are tensors of a step that the file can read."""
+    return torch.is_grad_enabled() and all(type(x) is Tensor and x.dtype in NAMES for x in tensors)
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """x, or a copy of it, whose rows lie one after another; in any order, as those of heads."""
+    is_dense = x.is_contiguous() or (x.ndim == 4 and x.transpose(1, 2).is_contiguous())
+    return x if is_dense else x.contiguous()
+
+
+def laid_out_as(x: Tensor, like: Tensor) -> Tensor:
+    """x, or a copy of it, in memory as `like` is, and of its type or another."""
+    return x if x.stride() == like.stride() else torch.empty_like(like, dtype=x.dtype).copy_(x)
+
+
+def once(backward: Callable) -> Callable:
+    """Refuse to compute a gradient that is to be differentiated, which PyTorch would take for a constant."""
+
+    @wraps(backward)
+    def refusing(ctx: Any, by: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the gradient of a training step's function was to be differentiated, and has no derivative: call "
+                "choose_step_functions(network, False) before"
+            )
+        return backward(ctx, by)
+
+    return refusing
+
+
+class RMSNormFunction(Function):
+    """gain x / sqrt(mean(x^2) + eps) over the last axis, in the type of autocast or of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
+        x, n = in_rows(x), x.size(-1)
+        y, inverses = torch.empty_like(x, dtype=dtype), torch.empty(x.numel() // n)
+        ctx.names = f"{NAMES[x.dtype]}_{NAMES[dtype]}"
+        compute(f"norms_{ctx.names}", (x, gain, y, inverses), len(inverses), n, numbers=(eps,))
+        ctx.save_for_backward(x, gain, inverses)
+        return y
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, by: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        x, gain, inverses = ctx.saved_tensors
+        n, by_x = x.size(-1), torch.empty_like(x)
+        sums = None if gain is None else torch.zeros(BLOCKS, n)
+        tensors = (x, gain, inverses, laid_out_as(by, x), by_x, sums)
+        compute(f"norm_gradients_{ctx.names}", tensors, len(inverses), n, BLOCKS)
+        return by_x, None if sums is None else sums.sum(0), None, None
+
+
+class RotationFunction(Function):
+    """The halves of each row of x [batch, head, pos, d_head] turned by its position's angle, of angles [pos, d/2]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = in_rows(x)
+        ctx.save_for_backward(cos, sin)
+        return RotationFunction.turned(x, cos, sin, 1.0)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, by: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return RotationFunction.turned(in_rows(by), cos, sin, -1.0), None, None
+
+    @staticmethod
+    def turned(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
+        y, n = torch.empty_like(x), x.size(-1)
+        inner = 1 if x.is_contiguous() else x.size(1)
+        sizes = (x.numel() // n, n, inner, x.size(2))
+        compute(f"rotations_{NAMES[x.dtype]}", (x, cos, sin, y), *sizes, numbers=(sign,))
+        return y
+
+
+class CausalPattern(Function):
+    """A_ij = exp(score_ij) / sum_{k <= i} exp(score_ik), of scores [..., pos, pos]; 0 for j > i."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        scores, n = scores.contiguous(), scores.size(-1)
+        pattern = torch.empty_like(scores)
+        compute(f"patterns_{NAMES[scores.dtype]}", (scores, pattern), scores.numel() // n, n)
+        ctx.save_for_backward(pattern)
+        return pattern
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, by: Tensor) -> Tensor:
+        (pattern,) = ctx.saved_tensors
+        result, n = torch.empty_like(pattern), pattern.size(-1)
+        compute(f"pattern_gradients_{NAMES[by.dtype]}", (pattern, by.contiguous(), result), by.numel() // n, n)
+        return result
+
+
+class SiLUGate(Function):
+    """silu(gate) up"""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        y = torch.empty_like(gate)
+        compute(f"gates_{NAMES[y.dtype]}", (gate, up, y), y.numel())
+        ctx.save_for_backward(gate, up)
+        return y
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, by: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        by_gate, by_up = torch.empty_like(gate), torch.empty_like(up)
+        compute(f"gate_gradients_{NAMES[by.dtype]}", (gate, up, by.contiguous(), by_gate, by_up), by.numel())
+        return by_gate, by_up
+
+
+class SteppedRMSNorm(RMSNorm):
+    """RMSNorm that our function computes in a training step."""
+
+    def fused(self, x: Tensor) -> Tensor:
+        gain = self.kernel_gain
+        if not self.training or not computes(x) or (gain is not None and type(gain) not in (Tensor, nn.Parameter)):
+            return super().fused(x)
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+        return RMSNormFunction.apply(x, gain, self.eps, dtype)
+
+
+class SteppedRotary(Rotary):
+    """Rotary whose halves our function turns in a training step, where all rows have the same positions."""
+
+    def rotate(self, x: Float[Tensor, "batch any_head pos d_head"], rotation: Rotation | None) -> Tensor:
+        assert rotation is not None
+        cos, sin = rotation
+        is_plain = self.training and cos.ndim == 3 and self.axis == -2 and self.d_rotary == x.size(-1)
+        if not is_plain or not computes(x) or cos.dtype != torch.float32:
+            return super().rotate(x, rotation)
+        return RotationFunction.apply(x, cos[self.kind].contiguous(), sin[self.kind].contiguous())
+
+
+class SteppedAttention(ExplicitAttention):
+    """ExplicitAttention whose causal pattern our function computes in a training step."""
+
+    def pattern(self, q: Queries, k: Keys, mask: ScoreMask, sinks: Sinks | None = None, tap: Tap = OFF) -> Pattern:
+        is_plain = self.training and mask.is_causal and sinks is None and tap is OFF and q.size(2) <= MOST_KEYS
+        if not is_plain or not computes(q):
+            return super().pattern(q, k, mask, sinks, tap)
+        return CausalPattern.apply(self.scores(q, k))
+
+
+class SteppedGatedMLP(GatedMLP):
+    """GatedMLP whose gate our function computes in a training step."""
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        if not self.training or self.f is not F.silu or not computes(gate, up):
+            return super().gated(gate, up)
+        return SiLUGate.apply(gate, up)
+
+
+#: what takes the place of which class while a network trains
+STEPPED: dict[type[nn.Module], type[nn.Module]] = {
+    RMSNorm: SteppedRMSNorm,
+    Rotary: SteppedRotary,
+    ExplicitAttention: SteppedAttention,
+    GatedMLP: SteppedGatedMLP,
+}
+
+
+def compile_saves(a: Architecture, device: torch.device) -> float:
+    """The share of a step that PyTorch's compiler saves: little where our functions compute the rest of it."""
+    is_normed = (a.norm.kind, a.norm.eps_at) == ("rms", "inside")
+    is_ours = is_normed and (a.mlp.form, a.mlp.activation) == ("gated", "silu") and device.type == "cpu"
+    return SAVES_BESIDE_OURS if is_ours and SOURCE.is_usable() else COMPILE_SAVES[device.type]
+
+
+def choose_step_functions(network: nn.Module, wanted: bool) -> None:
+    """Let our functions compute the training steps of a network, or PyTorch's; without a C++ compiler PyTorch's do."""
+    kinds = STEPPED if wanted and SOURCE.is_usable() else {stepped: plain for plain, stepped in STEPPED.items()}
+    for module in network.modules():
+        if type(module) in kinds:
+            module.__class__ = kinds[type(module)]
