@@ -91,9 +91,9 @@ DEPTH_WITH_TABLES = ((0.12, 0.065), 0.6)
 #: what too few weights and layers cost with tables grows with this power of the variety, and what a network with tables
 #: lacks in the end falls by so much for a variety of 1
 TABLES_OF_VARIED = (0.67, 0.19)
-#: bits per character that a network loses as its tables learn the text by heart, for each factor of e by which it reads
-#: the text more often than this share of PASSES_WITH_TABLES
-MEMORIZED = ((0.12, 0.40), (0.25, 0.55))
+#: bits per character that a network loses as its tables learn the text by heart: times ln(share / o)^2 for passes that
+#: are a share of PASSES_WITH_TABLES above o, and linear in ln(share) above 1, where tables would be left out
+MEMORIZED = ((0.06, 0.25), (0.10, 0.30))
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,7 @@ def expected(size: Size, text: Text, by_character: bool = False) -> float:
     W + T, where the weights decide W = a (12 n_layers^c d_model^2 / 10^5)^-b, and text and steps
     T = d variety (characters / 10^6)^-e + f steps^-g + h (steps / k)^-2, with m (1 - e^(-steps / q)) more for a single
     layer. With n-gram tables variety^v (u W_1 + m n_layers^-q) + w T + x - y variety, where W_1 is W of a single layer,
-    and z ln(repeats / o) more where that is above 0. Steps are of STEP_TOKENS tokens.
+    and z ln(repeats / o)^2 more where repeats > o. Steps are of STEP_TOKENS tokens.
 
     Without the term in h, runs of a few hundred steps got networks too wide to learn in them (docs/log.md). The
     characters are those that are read; those of later passes count less (Muennighoff et al. 2023).
@@ -357,7 +357,8 @@ def expected(size: Size, text: Text, by_character: bool = False) -> float:
     (u, w, x), (v, y), (z, o) = WITH_TABLES[by_character], TABLES_OF_VARIED, MEMORIZED[by_character]
     m, q = DEPTH_WITH_TABLES
     weights = u * a * (12 * size.d_model**2 / 1e5) ** -b + m[by_character] * size.n_layers**-q
-    memorized = z * math.log(max(size.repeats / o, 1.0))
+    r, limit = math.log(max(size.repeats / o, 1.0)), -math.log(o)
+    memorized = z * (min(r, limit) ** 2 + 2 * limit * max(r - limit, 0.0))
     return text.variety**v * weights + w * trained + x - y * text.variety + memorized
 
 
@@ -496,7 +497,7 @@ def explained(sizing: Sizing) -> list[str]:
         f"(steps / {k:g})^-2, steps of {STEP_TOKENS:,} tokens, and {m:g} (1 - e^(-steps / "
         f"{q[sizing.by_character]:g})) more for a single layer; with tables of n-grams by {varied}^{v:g} ({u:g} W_1 + "
         f"{deep[sizing.by_character]:g} n_layers^-{fall:g}) + {w:g} T + {x:g} - {y:g} x {varied}, where W_1 is W of a "
-        f"single layer, and {z:g} ln(share / {o:g}) more where that is above 0, the passes being "
+        f"single layer, and {z:g} ln(share / {o:g})^2 more where the share is above {o:g}, the passes being "
         f"a share of {PASSES_WITH_TABLES[sizing.by_character]:g} x ({varied} x tokens of the text / rows of the "
         f"tables)^(1/3); they are left out above that, or where that ranks better, and have more rows up to "
         f"{FEW_PASSES:g} passes",
