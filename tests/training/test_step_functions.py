@@ -14,7 +14,7 @@ from pellucid.model.mlp import GatedMLP
 from pellucid.model.norm import RMSNorm
 from pellucid.model.positions import Rotary
 from pellucid.training import step_functions as module
-from pellucid.training.step_functions import SOURCE, STEPPED, choose_step_functions
+from pellucid.training.step_functions import SOURCE, STEPPED, SteppedRMSNorm, choose_step_functions
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 SEEDS = st.integers(0, 10**6)
@@ -68,16 +68,37 @@ def test_the_norm(dtype, seed, n_rows, n, spread, has_gain):
         agree(own, exact, [x, *gain], dtype)
 
 
-def test_a_norm_under_autocast_has_its_type_and_so_has_its_gradient():
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_norm_under_autocast_is_narrow_where_only_products_read_it(narrow):
     x, norm = drawn(0, 4, 24, dtype=torch.float32), RMSNorm(architecture(), 24).train()
-    norm.__class__ = STEPPED[RMSNorm]
+    norm.__class__ = SteppedRMSNorm
+    norm.is_read_by_products = narrow
     with torch.autocast("cpu", torch.bfloat16):
         y = norm(x)
     y.sum().backward()
-    assert y.dtype == torch.bfloat16
+    assert y.dtype == (torch.bfloat16 if narrow else torch.float32)
     assert x.grad is not None
     assert x.grad.dtype == norm.gain.grad.dtype == torch.float32
-    assert torch.equal(y, RMSNorm(architecture(), 24)(x.detach()).bfloat16())
+    expected = RMSNorm(architecture(), 24)(x.detach())
+    assert torch.equal(y, expected.bfloat16()) if narrow else torch.allclose(y, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "narrow"),
+    [
+        ({}, {"norm_1", "norm_2", "final_norm"}),
+        ({"block": "parallel"}, {"norm_1", "norm_2", "final_norm"}),
+        ({"block": "post"}, {"final_norm"}),
+        ({"block": "sandwich"}, {"norm_1", "norm_2", "final_norm"}),
+        ({"embed_norm": "norm"}, {"norm_1", "norm_2", "final_norm"}),
+    ],
+    ids=str,
+)
+def test_a_norm_that_goes_into_the_stream_keeps_its_digits(fields, narrow):
+    network = small(**fields)
+    found = [(name, m) for name, m in network.named_modules() if isinstance(m, SteppedRMSNorm)]
+    assert {name.rpartition(".")[2] for name, m in found if m.is_read_by_products} == narrow
+    assert found
 
 
 @DTYPES
@@ -204,7 +225,7 @@ def small(**fields) -> nn.Module:
 
 
 def test_what_is_read_is_computed_by_the_networks_own_operations(monkeypatch):
-    """Without gradients, in evaluation, in float64, and where a tap looks on."""
+    """Without gradients, in evaluation, in float64, and on another device."""
     network, tokens = small(), torch.arange(9)[None]
     for name in ("RMSNormFunction", "CausalPattern", "SiLUGate", "RotationFunction"):
         monkeypatch.setattr(module, name, None)
@@ -212,6 +233,7 @@ def test_what_is_read_is_computed_by_the_networks_own_operations(monkeypatch):
     with torch.no_grad():
         network.train()(tokens)
     network.double()(tokens).sum().backward()
+    network.float().to("meta")(tokens.to("meta")).sum().backward()
 
 
 @DTYPES

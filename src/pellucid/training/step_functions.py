@@ -6,7 +6,7 @@ on a GPU nor compiled by PyTorch, four functions of our own take their place. Th
 gradients are recorded, so that what is read, measured or saved is computed by the network's own operations.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from pellucid.architecture import Architecture
 from pellucid.compiled_source import CompiledSource
+from pellucid.model.block import PostBlock, PostCrossBlock, PreBlock, PreCrossBlock
 from pellucid.model.kernels import ExplicitAttention
 from pellucid.model.mask import ScoreMask
 from pellucid.model.mlp import GatedMLP
@@ -26,6 +27,7 @@ from pellucid.model.norm import RMSNorm
 from pellucid.model.positions import Rotary
 from pellucid.model.shapes import Keys, Pattern, Queries, Rotation, Sinks
 from pellucid.model.tap import OFF, Tap
+from pellucid.model.transformer import Backbone
 from pellucid.runs.device import COMPILE_SAVES
 
 #: the file that is compiled
@@ -47,7 +49,8 @@ def compute(name: str, tensors: tuple[Tensor | None, ...], *sizes: int, numbers:
 
 def computes(*tensors: Tensor) -> bool:
     """Whether these are tensors of a step that the file can read."""
-    return torch.is_grad_enabled() and all(type(x) is Tensor and x.dtype in NAMES for x in tensors)
+    plain = (type(x) is Tensor and x.device.type == "cpu" and x.dtype in NAMES for x in tensors)
+    return torch.is_grad_enabled() and all(plain)
 
 
 def in_rows(x: Tensor) -> Tensor:
@@ -77,7 +80,7 @@ def once(backward: Callable) -> Callable:
 
 
 class RMSNormFunction(Function):
-    """gain x / sqrt(mean(x^2) + eps) over the last axis, in the type of autocast or of x."""
+    """gain x / sqrt(mean(x^2) + eps) over the last axis, in `dtype`; the gain is float32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
@@ -166,12 +169,16 @@ class SiLUGate(Function):
 class SteppedRMSNorm(RMSNorm):
     """RMSNorm that our function computes in a training step."""
 
+    #: whether only matrix products read the result, which is then in the type that autocast would give it for them
+    is_read_by_products = False
+
     def fused(self, x: Tensor) -> Tensor:
         gain = self.kernel_gain
-        if not self.training or not computes(x) or (gain is not None and type(gain) not in (Tensor, nn.Parameter)):
+        is_plain = gain is None or (type(gain) in (Tensor, nn.Parameter) and gain.dtype == torch.float32)
+        if not self.training or not is_plain or not computes(x):
             return super().fused(x)
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
-        return RMSNormFunction.apply(x, gain, self.eps, dtype)
+        narrow = self.is_read_by_products and torch.is_autocast_enabled("cpu")
+        return RMSNormFunction.apply(x, gain, self.eps, torch.bfloat16 if narrow else x.dtype)
 
 
 class SteppedRotary(Rotary):
@@ -221,9 +228,23 @@ def compile_saves(a: Architecture, device: torch.device) -> float:
     return SAVES_BESIDE_OURS if is_ours and SOURCE.is_usable() else COMPILE_SAVES[device.type]
 
 
+def norms_read_by_products(network: nn.Module) -> Iterator[nn.Module]:
+    """The norms whose results become no part of the stream."""
+    for module in network.modules():
+        if isinstance(module, PreBlock) and not isinstance(module, PostBlock | PostCrossBlock):
+            yield from (module.norm_1, module.norm_2)
+        if isinstance(module, PreCrossBlock) and not isinstance(module, PostCrossBlock):
+            yield module.norm_cross
+        if isinstance(module, Backbone):
+            yield module.final_norm
+
+
 def choose_step_functions(network: nn.Module, wanted: bool) -> None:
     """Let our functions compute the training steps of a network, or PyTorch's; without a C++ compiler PyTorch's do."""
     kinds = STEPPED if wanted and SOURCE.is_usable() else {stepped: plain for plain, stepped in STEPPED.items()}
     for module in network.modules():
         if type(module) in kinds:
             module.__class__ = kinds[type(module)]
+    for norm in norms_read_by_products(network):
+        if isinstance(norm, SteppedRMSNorm):
+            norm.is_read_by_products = True
