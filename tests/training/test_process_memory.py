@@ -23,6 +23,7 @@ from pellucid.plan.accelerators import accelerator
 from pellucid.plan.processes import Layout, ProcessPlan, plan_processes
 from pellucid.runs.options import with_train
 from pellucid.runs.trainer import Trainer
+from pellucid.training import step_functions
 from pellucid.training.load import read_recipe
 
 #: what the plan may be off by
@@ -128,6 +129,19 @@ def held_and_planned(
     ],
 )
 def test_a_process_holds_what_the_plan_says(layout, fields, tmp_path, monkeypatch):
+    """Where PyTorch's operations compute a step, as everywhere but in one process on a CPU."""
+    monkeypatch.setattr(step_functions.SOURCE, "is_loaded", False)
     held, plan = held_and_planned(tmp_path, layout, monkeypatch, **fields)
     planned = {name: getattr(plan, name) for name in held}
     assert planned == pytest.approx(held, rel=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{}, {"dropout": 0.2}, {"precision": "bfloat16"}], ids=str)
+def test_functions_of_our_own_hold_less_than_the_plan_says(fields, tmp_path, monkeypatch):
+    """They keep fewer tensors for the backward pass, which the plan does not count on."""
+    held, plan = held_and_planned(tmp_path, (1, 1, 1), monkeypatch, **fields)
+    assert held["peak"] < plan.peak
+    assert {name: getattr(plan, name) for name in held if name != "peak"} == {
+        name: pytest.approx(n, rel=TOLERANCE) for name, n in held.items() if name != "peak"
+    }
