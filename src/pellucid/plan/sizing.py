@@ -45,8 +45,8 @@ STARTING, STARTING_SHARE = 6.0, 0.15
 #: n-gram tables are left out if the run reads its text more often than this times the cube root of variety and tokens
 #: for each of their rows: they would memorize it. For subword tokens, and for characters or bytes
 PASSES_WITH_TABLES = (4.0, 5.0)
-#: passes up to which tables have more rows: of a text that is read more often they memorize more
-FEW_PASSES = 5.0
+#: passes up to which tables have more rows, for a variety of 1: of a text that is read more often they memorize more
+FEW_PASSES = 2.5
 #: how often the size is chosen in an octave of time, and how many bits per character a larger network of less time may
 #: rank behind the best
 RUNGS, KEPT = 8, 0.05
@@ -93,7 +93,7 @@ DEPTH_WITH_TABLES = ((0.12, 0.065), 0.6)
 TABLES_OF_VARIED = (0.67, 0.19)
 #: bits per character that a network loses as its tables learn the text by heart: times ln(share / o)^2 for passes that
 #: are a share of PASSES_WITH_TABLES above o, and linear in ln(share) above 1, where tables would be left out
-MEMORIZED = ((0.06, 0.25), (0.10, 0.30))
+MEMORIZED = ((0.03, 0.12), (0.10, 0.30))
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ def fit_to_time(size: Size, text: Text, recipe: Recipe, seconds: float, scale: t
     found = [timed]
     repeats = passes / passes_with_tables(recipe, n_tokens * text.variety, by_character)
     if recipe.model.ngrams and repeats <= 1:
-        rows = rows_of_tables(recipe, text) if passes <= FEW_PASSES else 0
+        rows = rows_of_tables(recipe, text) if passes <= FEW_PASSES * text.variety else 0
         found = [replace(timed, ngrams=True, rows=rows, repeats=repeats), timed]
     ranked = [replace(s, expected=expected(s, text, by_character)) for s in found]
     return min(ranked, key=lambda s: s.expected)
@@ -500,7 +500,7 @@ def explained(sizing: Sizing) -> list[str]:
         f"single layer, and {z:g} ln(share / {o:g})^2 more where the share is above {o:g}, the passes being "
         f"a share of {PASSES_WITH_TABLES[sizing.by_character]:g} x ({varied} x tokens of the text / rows of the "
         f"tables)^(1/3); they are left out above that, or where that ranks better, and have more rows up to "
-        f"{FEW_PASSES:g} passes",
+        f"{FEW_PASSES:g} x {varied} passes",
         f"a step takes {sizing.scale[0]:.2f} times what it took there at width {PROBES[0]}, "
         f"{sizing.scale[1]:.2f} times at "
         f"width {PROBES[1]}; the vocabulary is the largest whose ids are met {MIN_TOKEN_COUNT[0]} times on average, "
