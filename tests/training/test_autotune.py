@@ -150,6 +150,7 @@ def test_a_network_with_other_operations_is_worth_compiling():
     plain = recipe_of().model
     assert compile_saves(plain, CPU) == SAVES_BESIDE_OURS
     assert compile_saves(plain, torch.device("cuda")) == COMPILE_SAVES["cuda"]
+    assert compile_saves(plain, CPU, n_processes=2) == COMPILE_SAVES["cpu"]
     for change in ({"norm.kind": "layer"}, {"mlp.activation": "gelu"}, {"mlp.form": "plain"}):
         assert compile_saves(plain.with_fields(change), CPU) == COMPILE_SAVES["cpu"]
 

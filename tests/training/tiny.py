@@ -26,7 +26,7 @@ from pellucid.text.read.documents import read_corpus
 from pellucid.text.split import split_corpus
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 from pellucid.text.tokens.prepare import prepare_tokens
-from pellucid.training.build import build_network, choose_gradients
+from pellucid.training.build import build_network, choose_for_device
 from pellucid.training.data import TokenData
 from pellucid.training.load import read_recipe
 from pellucid.training.recipe import Recipe, make_recipe
@@ -127,7 +127,7 @@ def make_training(
     recipe = resolve_intervals(replace(recipe, model=model, segments=((0, recipe.train.steps),)))
     trainable = TransformerTrainable(recipe)
     trainable.network = build_network(recipe, torch.device("cpu")).to(dtype)
-    choose_gradients(trainable.network, recipe, torch.device("cpu"))
+    choose_for_device(trainable.network, recipe, torch.device("cpu"))
     trainable.loss = trainable.make_loss()
     tokens = None if data else prepare_tokens(split, tokenizer, out.parent / "cache")
     trainable.data = data or TokenData(tokens, recipe, torch.device("cpu"))

@@ -61,8 +61,15 @@ PASSES_WITHOUT_DROPOUT, MOST_PASSES, DROPOUT = 12.0, 30.0, 0.1
 
 #: about the seconds of a step of 2,048 tokens on one thread of the machine of docs/log.md, at width 128: by layer
 #: (Muon's products first), in the readout, and in what every network has once, as its embedding and tables of n-grams
-COST = {"update": 0.0211, "wide": 0.0111, "products": 0.0222, "attention": 0.0077}
-COST |= {"logits": 0.0134, "softmax": 0.0030, "once": 0.0238}
+COST = {
+    "update": 0.0211,
+    "wide": 0.0111,
+    "products": 0.0222,
+    "attention": 0.0077,
+    "logits": 0.0134,
+    "softmax": 0.0030,
+    "once": 0.0238,
+}
 #: widths of the two networks that are timed here, their layers, and about how many seconds that takes: at most a share
 PROBES, PROBE_LAYERS, PROBE_SECONDS, PROBE_SHARE = (64, 256), 2, 3.0, 0.03
 
@@ -402,7 +409,7 @@ def seconds_to_step(recipe: Recipe, device: torch.device) -> float:
     """The seconds of steps that are not compiled in which the run would take as many steps as it will."""
     asked = 60 * recipe.train.minutes
     seconds = STEPPING * asked - min(STARTING, STARTING_SHARE * asked)
-    saves, cost = compile_saves(recipe.model, device), COMPILE_SECONDS[device.type]
+    saves, cost = compile_saves(recipe.model, device, world_size()), COMPILE_SECONDS[device.type]
     pays = saves * seconds > CLEAR_GAIN * cost and can_compile(device)
     if recipe.train.compile == "yes" or (recipe.train.compile == "auto" and pays):
         # what was compiled before is found again, so of a short run half the time is left

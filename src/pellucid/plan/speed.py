@@ -19,7 +19,7 @@ from pellucid.plan.flops import flops
 from pellucid.runs.gradients import clip
 from pellucid.runs.optimizer import Optimizer, make_optimizer
 from pellucid.runs.options import with_train
-from pellucid.training.build import choose_gradients, choose_kernel, choose_paths, n_logits
+from pellucid.training.build import choose_for_device, choose_kernel, choose_paths, n_logits
 from pellucid.training.objectives import MicroBatch, autocast
 from pellucid.training.recipe import Recipe
 from pellucid.training.resolve_recipe import resolve_batch
@@ -112,7 +112,7 @@ def steppers(recipes: Sequence[Recipe], device: torch.device) -> list[Callable[[
     if recipe.adapt.rank:
         adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.new_ids)
     choose_paths(network, recipe)
-    choose_gradients(network, resolve_batch(recipe, device), device)
+    choose_for_device(network, resolve_batch(recipe, device), device)
     network.to(device).train()
     optimizer = make_optimizer(recipe, network)
     return [_step_of(resolve_batch(recipe, device), network, optimizer, device) for recipe in recipes]

@@ -31,6 +31,7 @@ from pellucid.runs.length import resolve_intervals, resolve_steps
 from pellucid.runs.measure import BUDGET, ROUNDS, extrapolated, fastest_seconds
 from pellucid.runs.options import RecipeError, with_train
 from pellucid.runs.pace import Pace
+from pellucid.runs.processes import world_size
 from pellucid.runs.run_dir import cache_folder, read_json
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training import step_functions
@@ -294,7 +295,7 @@ class Tuner:
     @property
     def assumed(self) -> tuple[float, float]:
         """The share of a step that compiling saves, and the seconds that it takes, where neither was measured."""
-        return compile_saves(self.recipe.model, self.device), COMPILE_SECONDS[self.device.type]
+        return compile_saves(self.recipe.model, self.device, world_size()), COMPILE_SECONDS[self.device.type]
 
     def timed_eager(self, eager: list[Combination], seconds: float) -> Timings:
         """Every combination without compilation, timed on whole steps in turn."""

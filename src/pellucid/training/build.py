@@ -305,17 +305,21 @@ def choose_paths(network: Transformer, recipe: Recipe) -> None:
         recompute_blocks(network)
 
 
-def choose_gradients(network: Transformer, recipe: Recipe, device: torch.device, processes: Processes = ALONE) -> None:
+def choose_for_device(network: Transformer, recipe: Recipe, device: torch.device, processes: Processes = ALONE) -> None:
+    """Let one process on a CPU compute in its own way: gradients of tables, and what is between matrix products."""
+    is_alone = device.type == "cpu" and processes.n == 1
+    choose_step_functions(network, is_alone and recipe.train.compile != "yes")
+    choose_gradients(network, recipe, is_alone)
+
+
+def choose_gradients(network: Transformer, recipe: Recipe, is_alone: bool) -> None:
     """Let tables of n-grams have gradients of only those rows that a step meets, where these are few.
 
     For one process on a CPU: elsewhere the number of rows would have to be waited for, or sent. PyTorch's compiler
     fails where several tables have such gradients, so the tables are not part of what it compiles.
-
-    And let functions of our own compute what is between matrix products, in steps that it does not compile.
     """
     t = recipe.train
-    choose_step_functions(network, device.type == "cpu" and processes.n == 1 and t.compile != "yes")
-    is_asked = t.ngram_optimizer == "rmsprop" and device.type == "cpu" and processes.n == 1
+    is_asked = t.ngram_optimizer == "rmsprop" and is_alone
     are_few = recipe.tokens_per_step <= recipe.model.ngram_rows / 2
     for module in network.modules():
         if isinstance(module, NGrams):

@@ -221,10 +221,11 @@ STEPPED: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-def compile_saves(a: Architecture, device: torch.device) -> float:
+def compile_saves(a: Architecture, device: torch.device, n_processes: int = 1) -> float:
     """The share of a step that PyTorch's compiler saves: little where our functions compute the rest of it."""
     is_normed = (a.norm.kind, a.norm.eps_at) == ("rms", "inside")
-    is_ours = is_normed and (a.mlp.form, a.mlp.activation) == ("gated", "silu") and device.type == "cpu"
+    is_gated = (a.mlp.form, a.mlp.activation) == ("gated", "silu")
+    is_ours = is_normed and is_gated and device.type == "cpu" and n_processes == 1
     return SAVES_BESIDE_OURS if is_ours and SOURCE.is_usable() else COMPILE_SAVES[device.type]
 
 

@@ -36,7 +36,7 @@ from pellucid.training.build import (
     ChooseSizes,
     Weights,
     build_network,
-    choose_gradients,
+    choose_for_device,
     choose_kernel,
     describe_adapters,
     describe_model,
@@ -127,7 +127,7 @@ class TransformerStepTimer:
 
             def take() -> None:
                 choose_kernel(network, recipe)
-                choose_gradients(network, recipe, trainable.device, trainable.processes)
+                choose_for_device(network, recipe, trainable.device, trainable.processes)
                 optimizer.set_precision(t.precision)
                 step()
 
@@ -225,7 +225,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
             self.count_first_weights(phase)
         lines.append(counted)
         choose_kernel(self.network, recipe)
-        choose_gradients(self.network, recipe, device, self.processes)
+        choose_for_device(self.network, recipe, device, self.processes)
         if recipe.adapt.rank:
             lines.append(describe_adapters(recipe))
         with interruption.phase("counting n-grams to compare with") as phase:
@@ -270,7 +270,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
     def build(self, device: torch.device | None = None) -> None:
         device = torch.device("meta") if self.is_made_in_parts else device or self.device
         self.network = build_network(self.recipe, device, self.weights)
-        choose_gradients(self.network, self.recipe, device, self.processes)
+        choose_for_device(self.network, self.recipe, device, self.processes)
 
     def count_first_weights(self, told: Callable[[int], object]) -> None:
         """Count first values in the training text where the recipe says so; `told` hears how many tokens are read."""
