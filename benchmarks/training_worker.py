@@ -127,7 +127,7 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     fields = {
         "n_layers": n_layers, "n_heads": n_heads, "d_model": d_model, "n_ctx": n_ctx, "batch": batch, "dropout": 0.0,
         "optimizer": given.get("optimizer", "adamw"), "precision": given["precision"], "device": given["device"],
-        "attention": given.get("attention", "fused"), "steps": 1 << 30,
+        "attention": given.get("attention", "fused"), "compile": "yes" if given["compile"] else "no", "steps": 1 << 30,
     }  # fmt: skip
     recipe = make_recipe(("ids",), given.get("preset", "gpt2"), {**BIASLESS, **fields})
     recipe = replace(recipe, model=with_vocabulary(recipe.model, n_vocab), segments=((0, 1 << 30),))
@@ -142,6 +142,7 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
             )
 
     network = setup.build_network(recipe, device).train()
+    setup.choose_for_device(network, recipe, device)
     loss = autocast(network, device, given["precision"])
     folder = Path(tempfile.mkdtemp())
     trainable = TransformerTrainable(recipe)

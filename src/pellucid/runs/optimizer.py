@@ -17,8 +17,8 @@ from pellucid.runs.rmsprop import RMSprop
 MUON_DTYPES = {"bfloat16": torch.bfloat16}
 #: what each optimiser remembers of a parameter
 STATE = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Muon": ("momentum_buffer",), "RMSprop": ("step", "sum")}
-#: the least weight decay of tables of n-grams that is chosen (docs/log.md)
-NGRAM_WEIGHT_DECAY = 1.0
+#: the least and the largest weight decay of matrices that are chosen, and the least of tables of n-grams (docs/log.md)
+WEIGHT_DECAYS, NGRAM_WEIGHT_DECAY = (0.1, 0.7), 1.0
 
 
 def is_hidden_matrix(name: str, p: Tensor) -> bool:
@@ -131,7 +131,7 @@ class Optimizer:
 def make_optimizer(recipe: RunRecipe, network: nn.Module, processes: Processes = ALONE) -> Optimizer:
     """The recipe's optimiser over the network's parameters, of which each of `processes` may hold a part.
 
-    While the weight decay of the tables of n-grams is open, as in steps that are only timed, it is the least one.
+    While a weight decay is open, as in steps that are only timed, it is the least one that is chosen.
     """
     t = recipe.train
     return Optimizer(
@@ -141,7 +141,7 @@ def make_optimizer(recipe: RunRecipe, network: nn.Module, processes: Processes =
         muon_learning_rate=t.muon_learning_rate,
         betas=(t.beta_1, t.beta_2),
         eps=t.eps,
-        weight_decay=t.weight_decay,
+        weight_decay=WEIGHT_DECAYS[0] if t.weight_decay < 0 else t.weight_decay,
         ngram_weight_decay=NGRAM_WEIGHT_DECAY if t.ngram_weight_decay < 0 else t.ngram_weight_decay,
         ngram_optimizer=t.ngram_optimizer,
         ngram_learning_rate=t.ngram_learning_rate,

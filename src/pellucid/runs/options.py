@@ -82,8 +82,8 @@ class TrainOptions(Options):
     beta_2: float = 0.99
     #: added to AdamW's divisor
     eps: float = 1e-8
-    #: decoupled weight decay, of matrices only
-    weight_decay: float = 0.1
+    #: decoupled weight decay, of matrices only; -1: chosen, larger where a large network learns a short text
+    weight_decay: float = -1.0
     #: weight decay of the tables of n-grams, which would soon know the training text by heart, times learning_rate a
     #: step; -1: chosen by the steps that one reading of the text takes, so that a row is forgotten before its place is
     #: read again
@@ -152,7 +152,6 @@ class TrainOptions(Options):
             "batch",
             "accumulate",
             "clip",
-            "weight_decay",
             "balance",
             "evaluate_every",
             "evaluate_tokens",
@@ -161,8 +160,9 @@ class TrainOptions(Options):
             refuse_unless(getattr(self, name) >= 0, name, "0 or more")
         for name in ("learning_rate", "muon_learning_rate", "ngram_learning_rate", "eps", "init_std"):
             refuse_unless(getattr(self, name) > 0, name, "a number above 0")
-        decay = self.ngram_weight_decay
-        refuse_unless(decay >= 0 or decay == -1, "ngram_weight_decay", "0 or more, or -1 to have it chosen")
+        for name in ("weight_decay", "ngram_weight_decay"):
+            decay = getattr(self, name)
+            refuse_unless(decay >= 0 or decay == -1, name, "0 or more, or -1 to have it chosen")
         refuse_unless(0 < self.mask_share < 1, "mask_share", "a share between 0 and 1, such as 0.15")
         for name in ("beta_1", "beta_2"):
             refuse_unless(0 <= getattr(self, name) < 1, name, "a number from 0 up to, not including, 1")

@@ -156,6 +156,7 @@ CONTINUING = {
     "train.learning_rate": 5e-4,
     "train.muon_learning_rate": 2e-3,
     "train.ngram_learning_rate": 3e-4,
+    "train.weight_decay": 0.1,
     "train.ngram_weight_decay": 2.0,
 }
 #: the defaults of a run of adapters

@@ -1,8 +1,10 @@
 """Decides the options that a recipe leaves open, by measurements on this machine where needed."""
 
+import math
 import platform
 import statistics
 import time
+from dataclasses import replace
 
 import torch
 
@@ -12,7 +14,7 @@ from pellucid.model.kernels import KernelName, why_not_fused
 from pellucid.model.lora import adapt
 from pellucid.model.weights import trained_state, without_memory
 from pellucid.parameter_counts import count_parameters
-from pellucid.runs.optimizer import NGRAM_WEIGHT_DECAY
+from pellucid.runs.optimizer import NGRAM_WEIGHT_DECAY, WEIGHT_DECAYS
 from pellucid.runs.options import with_train
 from pellucid.training.objectives import CHUNK, MANY_LOGITS
 from pellucid.training.recipe import Recipe
@@ -31,6 +33,9 @@ KERNELS: tuple[KernelName, ...] = ("fused", "explicit")
 #: e^-FORGETTING of itself: the former in a run that reads the text less than READ_AGAIN times, the latter in others
 #: (docs/log.md); a reading of fewer steps counts as SHORTEST_READING
 FORGETTING, READ_AGAIN, SHORTEST_READING = (6.0, 10.0), 1.5, 50
+#: while the text is read once at the largest learning rate, decay alone takes a matrix of AdamW to about e^-FADING of
+#: itself, where the network has as many weights as the text has targets (docs/log.md)
+FADING = 0.25
 
 
 def matmul_seconds(device: torch.device, dtype: torch.dtype, n: int = 384) -> float:
@@ -116,6 +121,31 @@ def possible_passes(recipe: Recipe, device: torch.device, shares: int = 1) -> tu
     fewer = next((n for n in range(own - 1, 0, -1) if divides(n)), own)
     more = next((n for n in range(own + 1, most + 1) if divides(n)), own)
     return tuple(sorted({fewer, own, more}))
+
+
+def resolve_weight_decay(recipe: Recipe, n_train: int) -> tuple[Recipe, str]:
+    """The recipe with a weight decay of its matrices, and a line about it, "" where it was set.
+
+    n_train  targets of one reading of the text, D
+
+    A network of N weights, tables of n-grams left out, has FADING (N / D)^(1/2) / (learning_rate x the steps of one
+    reading), within WEIGHT_DECAYS. Decay makes weights an average of their latest updates, over a time that matters in
+    readings of the text, not in steps (Wang and Aitchison 2024); what is learned of a text too short for the network is
+    forgotten sooner. It was measured for networks that predict the next token; others have the least. The recipe's
+    batch is resolved.
+    """
+    t, (least, most) = recipe.train, WEIGHT_DECAYS
+    if t.weight_decay >= 0:
+        return recipe, ""
+    if t.objective not in ("next-token", "prefix"):
+        return with_train(recipe, weight_decay=least), ""
+    n_weights, steps = count_parameters(replace(recipe.model, ngrams=()))["total"], n_train / recipe.tokens_per_step
+    wanted = FADING * math.sqrt(n_weights / n_train) / (t.learning_rate * steps)
+    decay = min(max(least, float(f"{wanted:.2g}")), most)
+    line = (
+        f"weight decay: {decay:g}, chosen: {n_weights:,} weights learn a text that is read once in {steps:,.0f} steps"
+    )
+    return with_train(recipe, weight_decay=decay), line
 
 
 def resolve_ngram_weight_decay(recipe: Recipe, n_train: int) -> tuple[Recipe, str]:

@@ -236,8 +236,10 @@ class TransformerTrainable(TextTrainable[Recipe]):
             pace.know(data.n_held_out, resolve.n_trained(recipe), most, self.finish_cost)
             recipe, sentence = plan_in_time(recipe, opened, pace)
             lines.append(sentence)
-        self.recipe, decay = resolve.resolve_ngram_weight_decay(recipe, n_train)
-        lines.append(decay)
+        for choose in (resolve.resolve_weight_decay, resolve.resolve_ngram_weight_decay):
+            recipe, decay = choose(recipe, n_train)
+            lines.append(decay)
+        self.recipe = recipe
         n_parameters = count_parameters(recipe.model)["total"]
         model = [describe_model(recipe.model, n_parameters), describe_step(asked, recipe)]
         return [*model, *filter(None, lines), *self.lines_on_whole_weights(), *checked]

@@ -147,6 +147,7 @@ def make_image_recipe(
         ("model.patch", m.patch, 0),
         *((f"model.{n}", getattr(m, n), 1) for n in ("d_model", "n_layers", "n_heads")),
         ("train.batch", recipe.train.batch, 1),
+        ("train.weight_decay", recipe.train.weight_decay, 0),
     ):
         if value < least:
             raise RecipeError(f"{name} = {value}: expected at least {least}")
