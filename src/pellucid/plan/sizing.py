@@ -53,9 +53,9 @@ RUNGS, KEPT = 8, 0.05
 #: sequences in a step, and the number of steps above which the batch is doubled
 FEWEST_SEQUENCES, MANY_STEPS = 8, (800, 8000)
 #: how often an id must occur in training, at least and on average, without n-gram tables, and with them at a variety of
-#: 1, as they do better on the longer sequences of smaller vocabularies; and the least characters of the text for each
-#: id
-MIN_TOKEN_COUNT, CHARACTERS_PER_ID = (200, 450), 140
+#: 1, as they do better on the longer sequences of smaller vocabularies; the power of the variety by which the latter
+#: grows; and the least characters of the text for each id
+MIN_TOKEN_COUNT, OF_VARIED, CHARACTERS_PER_ID = (200, 450), 2.5, 140
 #: passes above which dropout is used, and after which further passes gain nothing
 PASSES_WITHOUT_DROPOUT, MOST_PASSES, DROPOUT = 12.0, 30.0, 0.1
 
@@ -268,7 +268,7 @@ def best_of(considered: list[Size], text: Text) -> Size:
 
 def min_token_count(size: Size, text: Text) -> float:
     """How often an id must occur in training, on average."""
-    return MIN_TOKEN_COUNT[size.ngrams] * (text.variety**2 if size.ngrams else 1.0)
+    return MIN_TOKEN_COUNT[size.ngrams] * (text.variety**OF_VARIED if size.ngrams else 1.0)
 
 
 def by_vocabulary(sizes: list[Size]) -> list[list[Size]]:
@@ -511,7 +511,7 @@ def explained(sizing: Sizing) -> list[str]:
         f"a step takes {sizing.scale[0]:.2f} times what it took there at width {PROBES[0]}, "
         f"{sizing.scale[1]:.2f} times at "
         f"width {PROBES[1]}; the vocabulary is the largest whose ids are met {MIN_TOKEN_COUNT[0]} times on average, "
-        f"{MIN_TOKEN_COUNT[1]} x {varied}^2 with tables",
+        f"{MIN_TOKEN_COUNT[1]} x {varied}^{OF_VARIED:g} with tables",
         f"{varied} is the text's variety: different runs of three characters in a sample, beside English prose",
         "  width  layers  batch  ms a step   steps  passes  n-grams  ranked by",
         *(
