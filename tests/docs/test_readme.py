@@ -57,8 +57,8 @@ def test_the_first_screen():
 def test_the_figures_of_the_benchmark_are_those_of_the_log():
     """Seconds and losses, with the names of the runs that they belong to."""
     log = page("docs/log.md")
-    assert "ours, 1 minutes             61  128/2, tables  1,777      128         1.4019            1.4289" in log
-    assert "nanoGPT, 2,000 steps        72          128/4  2,000       64         1.8736            1.8983" in log
+    assert "ours, 1 minutes                   61  128/2, tables  1,777      128         1.4019            1.4289" in log
+    assert "nanoGPT, 2,000 steps              72          128/4  2,000       64         1.8736            1.8983" in log
     for text in (README, page("docs/training.md")):
         assert all(figure in text for figure in ("1.402", "61", "1.874", "72"))
         assert "benchmarks.time_to_quality" in text
