@@ -315,6 +315,13 @@ def test_of_more_variety_fewer_ids_are_chosen_and_more_is_read():
     assert many.steps * many.tokens > one.steps * one.tokens
 
 
+def test_ids_must_occur_more_often_where_a_text_is_varied():
+    plain, with_tables = Size(1024, 128, 2, 16), Size(1024, 128, 2, 16, ngrams=True)
+    for varied, least in ((1.0, 450), (2.25, 450 * 2.25**2.5)):
+        assert sizing.min_token_count(plain, Text(10**6, varied)) == 200
+        assert sizing.min_token_count(with_tables, Text(10**6, varied)) == pytest.approx(least)
+
+
 def most_passes_with_tables(n_characters, variety_=1.0, **fields):
     """Up to which of 1, 2, 4 ... 32 minutes, in passes, 96/1 keeps its tables; 0 for none."""
     found = 0.0
@@ -461,6 +468,7 @@ def test_the_explanation_holds_the_formula_and_what_was_chosen():
         sizing.ONE_LAYER_FIT[0],
         sizing.ONE_LAYER_FIT[1][0],
         FEW_PASSES,
+        sizing.OF_VARIED,
     ):
         assert f"{value:g}" in said
     chosen = next(line for line in said.splitlines() if line.endswith("<- chosen"))

@@ -59,8 +59,17 @@ def test_the_figures_of_the_benchmark_are_those_of_the_log():
     log = page("docs/log.md")
     assert "ours, 1 minutes                   61  128/2, tables  1,777      128         1.4019            1.4289" in log
     assert "nanoGPT, 2,000 steps              72          128/4  2,000       64         1.8736            1.8983" in log
-    for text in (README, page("docs/training.md")):
-        assert all(figure in text for figure in ("1.402", "61", "1.874", "72"))
+    assert "ours, 0.08 minutes                 6   32/1, tables    307      128         1.6783            1.6943" in log
+    rows = (
+        "--minutes 0.08` | 6 | 1.678 | 1.694 |",
+        "--minutes 1` | 61 | 1.402 | 1.429 |",
+        "CPUs | 72 | 1.874 | 1.898 |",
+    )
+    for text, figures in (
+        (README, ("1.402 nats per character in 61 s", "1.874 in 72 s")),
+        (page("docs/training.md"), rows),
+    ):
+        assert all(figure in text for figure in figures)
         assert "benchmarks.time_to_quality" in text
         assert "default" in text
     assert (ROOT / "benchmarks" / "time_to_quality.py").exists()

@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,13 +13,19 @@ from tiny import Heard, make_training, recipe_for, resume, start
 from pellucid.architecture import Architecture, Attention
 from pellucid.parameter_counts import count_parameters
 from pellucid.predictors.recipe import make_predictor_recipe
+from pellucid.presets import with_vocabulary
+from pellucid.runs import optimizer
+from pellucid.runs.muon import Muon
 from pellucid.runs.optimizer import WEIGHT_DECAYS
 from pellucid.runs.options import RecipeError, with_train
+from pellucid.training.config import Base
+from pellucid.training.load import read_recipe
 from pellucid.training.recipe import Recipe, make_recipe, make_recipe_on, with_fields
 from pellucid.training.resolve_recipe import FADING, resolve_weight_decay
 from pellucid.vision.recipe import make_image_recipe
 
 LEAST, MOST = WEIGHT_DECAYS
+FIRST_EDITION = Path(__file__).parents[1] / "data" / "runs_of_the_first_edition" / "runs"
 
 
 def n_weights(recipe: Recipe) -> int:
@@ -32,7 +40,7 @@ def chosen(recipe: Recipe, n_train: int) -> float:
 
 @given(st.integers(1, 10**8), st.sampled_from([8, 16, 32]), st.integers(1, 4), st.sampled_from([(), (2, 3)]))
 def test_it_falls_with_the_text_and_grows_with_the_weights_but_not_with_tables(n_train, d_model, n_layers, ngrams):
-    recipe = recipe_for("text", d_model=d_model, n_layers=n_layers, ngrams=ngrams, batch=4)
+    recipe = recipe_for(Path("text"), d_model=d_model, n_layers=n_layers, ngrams=ngrams, batch=4)
     decay = chosen(recipe, n_train)
     assert LEAST <= decay <= MOST
     assert decay == chosen(with_fields(recipe, {"ngrams": "2"}), n_train)
@@ -50,6 +58,23 @@ def test_as_many_weights_as_targets_fade_by_the_same_share_in_one_reading(text):
     assert (1 - 5e-3 * chosen(recipe, n)) ** steps == pytest.approx(math.exp(-FADING), rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("d_model", "n_layers", "n_vocab", "n_train", "expected"),
+    [
+        (192, 2, 4096, 447_106, 0.44),
+        (128, 2, 1024, 150_608, 0.7),
+        (128, 4, 1024, 411_269, 0.38),
+        (256, 8, 4096, 1_341_285, 0.18),
+        (128, 2, 67, 1_003_855, 0.1),
+    ],
+)
+def test_the_values_of_the_log(d_model, n_layers, n_vocab, n_train, expected):
+    """By the default learning rate and 16 x 128 targets a step."""
+    sizes = {"d_model": d_model, "n_layers": n_layers, "n_heads": d_model // 32, "n_ctx": 128, "batch": 16}
+    recipe = make_recipe(("text",), None, {**sizes, "accumulate": 1, "steps": 100})
+    assert chosen(replace(recipe, model=with_vocabulary(recipe.model, n_vocab)), n_train) == expected
+
+
 @pytest.mark.parametrize("asked", [0.0, 0.05, 2.0])
 def test_a_value_that_is_asked_for_is_taken(text, tmp_path, asked):
     heard = Heard()
@@ -58,7 +83,7 @@ def test_a_value_that_is_asked_for_is_taken(text, tmp_path, asked):
     assert not any(line.startswith("weight decay") for line in heard.lines)
 
 
-def test_what_is_chosen_is_said_written_down_used_and_kept(text, tmp_path):
+def test_what_is_chosen_is_said_written_down_used_and_kept(text, tmp_path, monkeypatch):
     heard = Heard()
     run = start(text, tmp_path / "run", heard)
     n_train = json.loads((run.path / "data.json").read_bytes())["parts"]["train"]["tokens"]
@@ -70,25 +95,42 @@ def test_what_is_chosen_is_said_written_down_used_and_kept(text, tmp_path):
         in heard.lines
     )
     assert json.loads((run.path / "recipe.json").read_bytes())["train"]["weight_decay"] == decay
+    decays = []
+    monkeypatch.setattr(optimizer, "Muon", lambda *given: decays.append(given[2]) or Muon(*given))
     resume(run.path, steps=13)
+    assert set(decays) == {decay}
     assert json.loads((run.path / "recipe.json").read_bytes())["train"]["weight_decay"] == decay
     # the recipe of a run says it, and the run of that recipe has it
     again = make_recipe((str(text),), None, {}, run.recipe)
     assert chosen(again, 100 * n_train) == decay
 
 
-def test_an_earlier_recipe_keeps_its_own(text):
+@pytest.mark.parametrize("name", ["transformer", "masked", "source-target", "adapter"])
+def test_an_earlier_run_keeps_its_own(name):
     """All recipes that were written before there was a choice have a value."""
-    earlier = with_train(recipe_for(text), weight_decay=0.1).to_dict()
-    assert resolve_weight_decay(Recipe.from_dict(earlier), 10)[0].train.weight_decay == 0.1
+    written = json.loads((FIRST_EDITION / name / "recipe.json").read_bytes())["train"]["weight_decay"]
+    earlier = read_recipe(FIRST_EDITION / name)
+    assert resolve_weight_decay(earlier, 10) == (earlier, "")
+    assert earlier.train.weight_decay == written == (0.0 if name == "adapter" else 0.1)
 
 
-def test_other_objectives_and_runs_that_start_from_a_model_have_what_was_measured_for_them(text):
-    hides = with_train(recipe_for(text), objective="masked")
-    assert resolve_weight_decay(hides, 10) == (with_train(hides, weight_decay=LEAST), "")
+@pytest.mark.parametrize("objective", ["masked", "source-target", "chat"])
+def test_other_objectives_have_what_was_measured_for_them(text, objective):
+    asked = with_train(recipe_for(text), objective=objective)
+    made, line = resolve_weight_decay(asked, 10)
+    assert made == with_train(asked, weight_decay=LEAST)
+    assert line == "weight decay: 0.1"
+    prefix = with_train(recipe_for(text), objective="prefix")
+    assert chosen(prefix, 500) == chosen(recipe_for(text), 500) > LEAST
+
+
+@pytest.mark.parametrize("open_again", [{}, {"weight_decay": -1}])
+def test_a_run_that_starts_from_a_model_has_the_least_and_adapters_none(text, open_again):
     a = Architecture(n_vocab=256, n_ctx=16, d_model=16, n_layers=1, attention=Attention(n_heads=2))
-    assert make_recipe_on(a, (str(text),), {}).train.weight_decay == 0.1
-    assert make_recipe_on(a, (str(text),), {"adapt.rank": 2}).train.weight_decay == 0.0
+    base = Base(path="model", checkpoint="", sha256="")
+    for fields, expected in (({}, LEAST), ({"adapt.rank": 2}, 0.0)):
+        recipe = replace(make_recipe_on(a, (str(text),), {**fields, **open_again}), base=base)
+        assert chosen(recipe, 10) == expected
 
 
 def test_while_it_is_open_steps_that_are_timed_have_the_least(text, tmp_path):

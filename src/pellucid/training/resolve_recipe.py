@@ -16,6 +16,7 @@ from pellucid.model.weights import trained_state, without_memory
 from pellucid.parameter_counts import count_parameters
 from pellucid.runs.optimizer import NGRAM_WEIGHT_DECAY, WEIGHT_DECAYS
 from pellucid.runs.options import with_train
+from pellucid.text.read.chunks import counted
 from pellucid.training.objectives import CHUNK, MANY_LOGITS
 from pellucid.training.recipe import Recipe
 
@@ -131,19 +132,21 @@ def resolve_weight_decay(recipe: Recipe, n_train: int) -> tuple[Recipe, str]:
     A network of N weights, tables of n-grams left out, has FADING (N / D)^(1/2) / (learning_rate x the steps of one
     reading), within WEIGHT_DECAYS. Decay makes weights an average of their latest updates, over a time that matters in
     readings of the text, not in steps (Wang and Aitchison 2024); what is learned of a text too short for the network is
-    forgotten sooner. It was measured for networks that predict the next token; others have the least. The recipe's
-    batch is resolved.
+    forgotten sooner. It was measured for new networks that predict the next token: those of other objectives, and runs
+    that start from a model, have the least, and adapters none. The recipe's batch is resolved.
     """
     t, (least, most) = recipe.train, WEIGHT_DECAYS
     if t.weight_decay >= 0:
         return recipe, ""
-    if t.objective not in ("next-token", "prefix"):
-        return with_train(recipe, weight_decay=least), ""
+    if recipe.adapt.rank or recipe.base is not None or t.objective not in ("next-token", "prefix"):
+        decay = 0.0 if recipe.adapt.rank else least
+        return with_train(recipe, weight_decay=decay), f"weight decay: {decay:g}"
     n_weights, steps = count_parameters(replace(recipe.model, ngrams=()))["total"], n_train / recipe.tokens_per_step
     wanted = FADING * math.sqrt(n_weights / n_train) / (t.learning_rate * steps)
     decay = min(max(least, float(f"{wanted:.2g}")), most)
     line = (
-        f"weight decay: {decay:g}, chosen: {n_weights:,} weights learn a text that is read once in {steps:,.0f} steps"
+        f"weight decay: {decay:g}, chosen: {n_weights:,} weights learn a text that is read once in "
+        f"{counted(max(1, round(steps)), 'step')}"
     )
     return with_train(recipe, weight_decay=decay), line
 
