@@ -12,7 +12,7 @@ from tiny import Heard, make_training, recipe_for, resume, start
 
 from pellucid.architecture import Architecture, Attention
 from pellucid.parameter_counts import count_parameters
-from pellucid.predictors.recipe import make_predictor_recipe
+from pellucid.predictors.recipe import PredictorRecipe, make_predictor_recipe
 from pellucid.presets import with_vocabulary
 from pellucid.runs import optimizer
 from pellucid.runs.muon import Muon
@@ -146,8 +146,12 @@ def test_what_can_be_no_decay_is_refused(text, wrong):
         recipe_for(text, weight_decay=wrong)
 
 
-def test_where_nothing_chooses_it_an_open_one_is_refused():
-    with pytest.raises(RecipeError, match=r"train\.weight_decay = -1: expected 0 or more"):
+def test_where_nothing_chooses_it_an_open_one_is_refused_also_in_a_file():
+    with pytest.raises(RecipeError, match=r"train\.weight_decay = -1\.0: expected 0 or more; it is chosen for trans"):
         make_predictor_recipe(("text",), "recurrent", {"train.weight_decay": "-1"}, {})
-    with pytest.raises(RecipeError, match=r"train\.weight_decay = -1\.0: expected at least 0"):
+    with pytest.raises(RecipeError, match=r"train\.weight_decay = -1\.0: expected 0 or more; it is chosen for trans"):
         make_image_recipe(("images.npz",), {"weight_decay": "-1"})
+    written = make_predictor_recipe(("text",), "recurrent", {}, {}).to_dict()
+    written["train"]["weight_decay"] = -1.0
+    with pytest.raises(RecipeError, match=r"train\.weight_decay = -1\.0"):
+        PredictorRecipe.from_dict(written)

@@ -41,6 +41,9 @@ class PredictorRecipe(TextRecipe):
     mixture: int = 0
     train: TrainOptions = TRAIN
 
+    def __post_init__(self):
+        self.train.check_decay_is_set()
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """What `to_dict` wrote."""
@@ -107,8 +110,6 @@ def make_predictor_recipe(
     if kind == "ngram" and length:
         raise RecipeError(f"an n-gram predictor counts its text once: leave out {next(iter(length))}")
     train = parse_options(TrainOptions, {**vars(TRAIN), **of["train"], **length}, "train")
-    if train.weight_decay < 0:
-        raise RecipeError(f"train.weight_decay = {train.weight_decay:g}: expected 0 or more for a predictor")
     if kind != "ngram" and not any(getattr(train, name) for name in LENGTHS):
         train = replace(train, minutes=10.0)
     made = PredictorRecipe(

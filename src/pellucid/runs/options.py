@@ -139,6 +139,10 @@ class TrainOptions(Options):
     #: the prompt of the samples; empty: chosen by what the text has
     sample_prompt: str = ""
 
+    def check_decay_is_set(self) -> None:
+        """Raise RecipeError where the weight decay is left open, which only a transformer's run chooses."""
+        refuser(self, "train")(self.weight_decay >= 0, "weight_decay", "0 or more; it is chosen for transformers alone")
+
     def check(self) -> None:
         """Raise RecipeError for values that no run can have."""
         refuse_unless = refuser(self, "train")

@@ -73,6 +73,9 @@ class ImageRecipe(RunRecipe):
     deviation: float = 1.0
     kind: str = KIND
 
+    def __post_init__(self):
+        self.train.check_decay_is_set()
+
     @property
     def row(self) -> float:
         return 1
@@ -147,7 +150,6 @@ def make_image_recipe(
         ("model.patch", m.patch, 0),
         *((f"model.{n}", getattr(m, n), 1) for n in ("d_model", "n_layers", "n_heads")),
         ("train.batch", recipe.train.batch, 1),
-        ("train.weight_decay", recipe.train.weight_decay, 0),
     ):
         if value < least:
             raise RecipeError(f"{name} = {value}: expected at least {least}")
