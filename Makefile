@@ -70,6 +70,7 @@ check: format lint types fast
 
 docs: setup
 	$(BIN)/python docs/build_mathematics.py
+	$(BIN)/python docs/build_commands.py
 
 .venv/.docs: .venv/.ready requirements/docs.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/docs.txt

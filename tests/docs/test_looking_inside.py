@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from drawing import make_network
-from pellucid.architecture import Architecture
 from pellucid.language_model import LanguageModel
+from pellucid.presets import preset
 from pellucid.tensor_names import TABLE
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
@@ -17,9 +17,10 @@ PAGE = (Path(__file__).parents[2] / "docs" / "looking-inside.md").read_text(enco
 
 @pytest.fixture(scope="module")
 def model():
-    tokenizer = learn_tokenizer("char", ["abcdefghijklmnopqrstuvwxyz "], None)
-    a = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=32, d_model=16, n_layers=2).with_fields({"n_heads": 2})
-    return LanguageModel(make_network(a), tokenizer, {})
+    """Of the default options, with a tokenizer of the default kind."""
+    tokenizer = learn_tokenizer("bpe", ["to be or not to be, that is the question. " * 20], 300)
+    sizes = {"n_vocab": tokenizer.n_vocab, "n_ctx": 32, "d_model": 16, "n_layers": 2, "n_heads": 2, "ngram_rows": 64}
+    return LanguageModel(make_network(preset("small").with_fields(sizes)), tokenizer, {})
 
 
 def test_every_block_of_python_runs(model):

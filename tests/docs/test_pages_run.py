@@ -29,7 +29,7 @@ def test_training(desk: Path, capfd: pytest.CaptureFixture[str]):
     assert names["bits"] / score.n_bytes == pytest.approx(score.bits_per_byte, rel=1e-12)
     assert (desk / "runs" / "masked" / "report.html").exists()
     written = re.findall(r"^\| `([\w.]+)/?` \| .* \|$", page("docs/training.md"), re.MULTILINE)
-    assert len(written) == 8
+    assert len(written) == 9
     assert not [file for file in written if not (desk / "runs" / "my_texts" / file).exists()]
 
 

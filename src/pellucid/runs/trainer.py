@@ -1,6 +1,7 @@
 """The training loop of every kind of run: take steps, save, evaluate and sample, and stop where nothing is lost."""
 
 import math
+import statistics
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -421,15 +422,15 @@ class Trainer(Generic[RecipeT]):
         None where a signal came.
         """
         self.network.eval()
-        nats, n_right, n_scored, n_read, part, cut, each = 0.0, 0, 0, 0, None, 0, math.inf
+        nats, n_right, n_scored, n_read, part, cut = 0.0, 0, 0, 0, None, 0
+        per_token: list[float] = []
         try:
             for batch in self.trainable.data.held_out():
                 if self.stops():
                     return None
                 began = time.monotonic()
                 sums = self.trainable.held_out_sums(batch)
-                # of the quickest batch: a thread writes a checkpoint beside the others, which `Pace` counts by itself
-                each = min(each, (time.monotonic() - began) / sums.n_read)
+                per_token.append((time.monotonic() - began) / sums.n_read)
                 nats, n_right = nats + sums.nats, n_right + sums.n_right
                 n_scored, n_read = n_scored + sums.n_scored, n_read + sums.n_read
                 self.phase.set(n_read, self.trainable.data.n_held_out if whole else self.recipe.train.evaluate_tokens)
@@ -445,7 +446,8 @@ class Trainer(Generic[RecipeT]):
         finally:
             self.network.train()
         if self.pace and n_read:
-            self.pace.took["token"] = each
+            # beside the first batches a thread writes a checkpoint, which `Pace` counts by itself
+            self.pace.took["token"] = statistics.median(per_token)
         return nats / n_scored, nats / n_scored if part is None else part, n_right / n_scored, cut
 
     # From a checkpoint ---------------------------------------------------------------------

@@ -1,0 +1,39 @@
+"""docs/commands.md has what --help prints, and docs/training.md every preset."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+from pellucid.presets import PRESETS
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_builder():
+    spec = importlib.util.spec_from_file_location("build_commands", ROOT / "docs" / "build_commands.py")
+    assert spec is not None
+    assert spec.loader is not None
+    builder = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(builder)
+    return builder
+
+
+def test_the_page_is_fresh():
+    builder = make_builder()
+    page = builder.page()
+    assert page.count("usage: pellucid ") == page.count("\n## ") == 18
+    assert builder.PAGE.read_text(encoding="utf-8") == page
+
+
+def test_the_table_of_presets_has_all_of_them_with_their_sizes():
+    """The third cell is words; the sizes of a row with several presets are those of the first and the last."""
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\| presets \|.*?\n\n", page, re.DOTALL | re.MULTILINE)
+    named = []
+    for names, sizes in re.findall(r"^\| (`.*?) \| (.*?) \|", table, re.MULTILINE):
+        of_row = re.findall(r"`(.*?)`", names)
+        named += of_row
+        numbers = {int(n) for n in re.findall(r"\d+", sizes)}
+        shown = [PRESETS[name] for name in (of_row[0], of_row[-1])]
+        assert numbers == {n for a in shown for n in (a.n_layers, a.d_model, a.n_ctx)}, names
+    assert sorted(named) == sorted(PRESETS)
