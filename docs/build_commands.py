@@ -12,8 +12,9 @@ from pellucid.cli.tokenizer import TOKENIZER_COMMANDS
 PAGE = Path(__file__).parent / "commands.md"
 HEAD = """# Commands
 
-This page is written by `python docs/build_commands.py`: it has what `pellucid COMMAND --help` prints. [Training](training.md)
-explains the choices of `pellucid train`; `pellucid train --help-fields` lists every field that `--set` takes.
+This page is written by `python docs/build_commands.py`: it has what `pellucid COMMAND --help` prints.
+[Training](training.md) explains the choices of `pellucid train`; `pellucid train --help-fields` lists every field that
+`--set` takes.
 
 | exit code | meaning |
 |---|---|

@@ -162,6 +162,8 @@ def test_impossible_layouts_are_refused(words, message):
         ({"mlp.d_ff": 3073}, Layout(1, 1, 4), "mlp.d_ff = 3,073"),
         ({"n_ctx": 1023}, Layout(1, 1, 2), "n_ctx = 1,023 is not divisible by tensor = 2"),
         ({"mlp.experts": 4}, Layout(1, 1, 2), r"tensor = 2 does not divide experts \(mlp.experts = 4\)"),
+        ({"attention.sinks": "learned"}, Layout(1, 1, 2), "tensor = 2 does not divide attention.sinks = learned"),
+        ({"d_embed": 64}, Layout(1, 1, 2), "tensor = 2 does not divide the projections of d_embed = 64"),
         ({}, Layout(3, 1, 1), "batch = 64 rows are not divisible by replicate x shard x passes = 3 x 1"),
     ],
 )

@@ -192,6 +192,10 @@ def train(
         if not processes.is_first:
             return follow_transformer(tuple(map(str, inputs)), processes)
         if resume:
+            if explain:
+                raise RecipeError(
+                    "explain describes how the sizes of a new run are chosen: leave it out when you resume one"
+                )
             paths = tuple(map(str, inputs))
             run = resume_transformer(paths, out, preset, start, changes, length, reporter, processes, opens_in)
         else:
@@ -345,7 +349,9 @@ def resume_transformer(
             f"{out} cannot be resumed with other options ({'; '.join(changed[:3])}): leave them out, or start a new "
             f"run from its weights with --from {out}"
         )
-    weights = base_weights(recipe) if recipe.adapt.rank else None
+    # a run that started from a model and has lost its checkpoints begins again with that model's weights
+    needs_base = recipe.base is not None and (recipe.adapt.rank or not steps_of(Path(out)))
+    weights = base_weights(recipe) if needs_base else None
     text = replace(recipe.text, held_out_files=moved or recipe.text.held_out_files)
     keeps_layout = asked.parallel == ParallelOptions() and math.prod(recipe.parallel.sizes.values()) == processes.n
     layout = recipe.parallel if keeps_layout else asked.parallel

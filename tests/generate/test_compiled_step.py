@@ -252,3 +252,17 @@ def test_networks_that_cannot_be_compiled_are_named():
     with pytest.raises(GenerationError, match=r"compile = yes: .* mixture of experts"):
         step_for(make_network(experts, dtype=torch.float32), "yes", 10)
     assert "mixture of experts" in step_for(make_network(experts, dtype=torch.float32), "auto", 1000)[1]
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64], ids=str)
+def test_what_pytorch_makes_by_default_decides_nothing(default):
+    """The file writes float32, whatever type a program has made PyTorch's default."""
+    network = make_network(RICH).float()
+    torch.set_default_dtype(default)
+    try:
+        decoding = generate_ids(network, [[1, 2]], max_tokens=5, seeds=3, step=CompiledStep(network))
+        compiled = torch.cat([step.logits for step in decoding])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert compiled.dtype == torch.float32
+    assert difference(compiled, ordinary_logits(network, [1, 2], decoding.rows[0].generated)) <= 1e-4

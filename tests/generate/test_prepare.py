@@ -168,3 +168,16 @@ def test_auto_copies_weights_for_a_server_or_without_a_compiler(monkeypatch):
 def test_what_cannot_be_packed_is_refused(word, dtype):
     with pytest.raises(GenerationError, match=word):
         network_for(make_network(SMALL, dtype=dtype), word, 100)
+
+
+def test_weights_that_are_assigned_anew_are_packed_anew():
+    """A new parameter has the version of the one before it, and other memory."""
+    network = make_network(SMALL).float()
+    linear = network.blocks[0].mlp.up[0]
+    before = packed_network(network, "int8").network
+    linear.weight = nn.Parameter(linear.weight.detach() * 2)
+    after = packed_network(network, "int8").network
+    assert after is not before
+    x, bias = torch.ones(1, 1, 8), linear.bias
+    doubled, once = (made.blocks[0].mlp.up[0](x) - bias for made in (after, before))
+    assert torch.allclose(doubled, 2 * once, atol=1e-5)

@@ -126,3 +126,33 @@ def test_a_gradient_of_a_gradient_is_refused():
     (gradient,) = torch.autograd.grad(cross_entropy(logits, targets).sum(), logits, create_graph=True)
     with pytest.raises(RuntimeError, match=r"take torch\.nn\.functional\.cross_entropy"):
         gradient.square().sum().backward()
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64], ids=str)
+def test_what_pytorch_makes_by_default_decides_nothing(default):
+    """The file writes float32, whatever type a program has made PyTorch's default."""
+    logits, targets = rows(5, 7, 301, torch.float32)
+    expected = cross_entropy(logits, targets)
+    torch.set_default_dtype(default)
+    try:
+        nats = cross_entropy(logits, targets)
+        (gradient,) = torch.autograd.grad(nats.sum(), logits)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(nats, expected)
+    assert torch.equal(gradient, torch.autograd.grad(expected.sum(), logits)[0])
+
+
+@pytest.mark.parametrize(
+    ("logits", "targets"),
+    [
+        (torch.zeros(4, 300), torch.zeros(4, dtype=torch.int32)),
+        (torch.zeros(4, 300), torch.zeros(3, dtype=torch.int64)),
+        (torch.zeros(2, 2, 300), torch.zeros(2, 2, dtype=torch.int64)),
+    ],
+)
+def test_targets_of_another_type_or_shape_are_refused(logits, targets):
+    """The file reads one int64 for each row, whatever is there."""
+    for function in (cross_entropy, is_likeliest):
+        with pytest.raises(ValueError, match=r"expected logits \[pos, n_vocab\] and targets \[pos\] of torch.int64"):
+            function(logits, targets)

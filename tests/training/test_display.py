@@ -70,17 +70,6 @@ def test_every_line_says_how_long_it_takes(durations, every):
     assert len(lines) <= 2 + (sum(durations) / every if every else len(durations))
 
 
-def test_a_line_stands_for_those_like_it(monkeypatch):
-    """As of the epochs of an image classifier, which may take a tenth of a second each."""
-    clock, out = Clock(), io.StringIO()
-    monkeypatch.setattr(display, "time", clock)
-    reporter = PlainReporter(out)
-    for n in range(1, 41):
-        clock.now += 0.5
-        reporter.now_and_then(f"epoch {n}/40", is_last=n == 40)
-    assert out.getvalue().split("\n") == ["epoch 1/40", "epoch 21/40", "epoch 40/40", ""]
-
-
 def test_the_panel_waits_for_the_speed():
     page = Console(record=True, width=80, file=io.StringIO())
     reporter = LiveReporter(Console(file=io.StringIO(), force_terminal=True))

@@ -6,6 +6,7 @@ import math
 import shutil
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -488,3 +489,18 @@ def test_memory_is_counted_from_the_sizes():
     weights = 16 * (count_parameters(both)["total"] - count_parameters(alone)["total"])
     more = resolve.training_bytes(both, 4, "float32") - resolve.training_bytes(alone, 4, "float32")
     assert more - weights > 4 * 4 * alone.n_ctx * alone.n_layers * 10 * alone.d_model
+
+
+def test_prepared_tokens_need_a_folder_and_no_home(tmp_path, monkeypatch):
+    """A container may run without a home folder; the variable says where to keep them."""
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("PELLUCID_CACHE")
+    with pytest.raises(RecipeError, match="name a folder in the environment variable PELLUCID_CACHE"):
+        cache_folder()

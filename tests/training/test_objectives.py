@@ -1,5 +1,7 @@
 """Objectives: what is read, what is predicted, and that nothing scored can be read."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -10,18 +12,30 @@ from pellucid.model import Transformer
 from pellucid.model.mask import prefix_mask
 from pellucid.model.weights import initialise
 from pellucid.runs.options import RecipeError
+from pellucid.runs.run_dir import cache_folder
 from pellucid.text.tokenizers.base import MASK
+from pellucid.text.tokenizers.tokenizer import load_tokenizer
 from pellucid.text.tokens.batches import noise
+from pellucid.text.tokens.store import Tokens
 from pellucid.training import objectives
+from pellucid.training.data import MaskedData
 from pellucid.training.load import load_run
-from pellucid.training.objectives import MicroBatch, after_prefix, hide, logits_of, summed_loss, summed_loss_in_chunks
+from pellucid.training.objectives import (
+    MicroBatch,
+    after_prefix,
+    hide,
+    logits_of,
+    losses_and_hits,
+    summed_loss,
+    summed_loss_in_chunks,
+)
 
 
 @pytest.mark.item("S3-2-b")
 def test_hidden_places_and_what_stands_there():
     """Exactly n_hidden places a row; 80 % the mask, 10 % random, 10 % themselves, in the long run."""
     tokens = np.random.default_rng(0).integers(0, 50, (400, 64))
-    inputs, hidden = hide(tokens, noise(1, 2, np.arange(400), 64), 10, mask_id=50, n_plain=50)
+    inputs, hidden = hide(tokens, noise(1, 2, np.arange(400), 64), 10, mask_id=50, plain_ids=np.arange(50))
     assert (hidden.sum(1) == 10).all()
     assert (inputs[~hidden] == tokens[~hidden]).all()
     masked = (inputs[hidden] == 50).mean()
@@ -178,3 +192,48 @@ def test_many_logits_are_made_in_chunks(tmp_path, monkeypatch):
     losses = [[row["loss"] for row in rows(run) if "loss" in row] for run in (plain, other)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert len(taken) == 24
+
+
+@pytest.mark.parametrize("readout", [{}, {"unembed": "untied"}, {"readout": "bert"}])
+def test_many_logits_are_measured_in_chunks(readout, monkeypatch):
+    """As in training: a few rows of logits exist at a time, and the losses and the hits are the same."""
+    a = Architecture(n_vocab=50, n_ctx=8, d_model=16, n_layers=1, attention=Attention(n_heads=2), **readout)
+    network = initialise(Transformer(a), 0).double()
+    ids = torch.randint(50, (2, 8), generator=torch.Generator().manual_seed(1))
+    given, sizes = MicroBatch(ids, ids.roll(-1, 1)), []
+    whole, hits = losses_and_hits(network, given)
+    network.unembed.register_forward_hook(lambda module, inputs, output: sizes.append(output.numel()))
+    monkeypatch.setattr(objectives, "MANY_LOGITS", 800)
+    monkeypatch.setattr(objectives, "CHUNK", 170)
+    in_chunks, hits_in_chunks = losses_and_hits(network, given)
+    assert sizes == [150, 150, 150, 150, 150, 50]
+    assert torch.allclose(in_chunks, whole, rtol=1e-12, atol=1e-12)
+    assert torch.equal(hits_in_chunks, hits)
+
+
+def test_random_tokens_of_a_masked_model_are_no_special_ones():
+    """The mask of a BERT vocabulary stands among the first ids, and words behind it."""
+    tokens = np.full((400, 64), 7)
+    inputs, hidden = hide(tokens, noise(1, 2, np.arange(400), 64), 10, mask_id=3, plain_ids=np.arange(5, 50))
+    drawn = inputs[hidden & (inputs != 3)]
+    assert set(drawn.tolist()) == set(range(5, 50))
+
+
+def test_held_out_text_is_hidden_by_the_same_share_and_scored_once(tmp_path):
+    """A text shorter than a window has fewer places hidden; places that two windows share are scored in one."""
+    fields = {"objective": "masked", "steps": 2, "evaluate_every": 2, "mask_share": 0.25, "n_ctx": 16}
+    for n, least in ((4000, 30), (400, 2)):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        run = start(write_text(folder, n), folder / "run", **fields)
+        tokens = Tokens.open(next(iter(cache_folder().glob("tokens-*"))), load_tokenizer(run.path))
+        data = MaskedData(tokens, run.recipe, torch.device("cpu"))
+        places, scored = [], 0
+        for given, plain in zip(data.held_out(), data.windows(), strict=True):
+            hidden = given.inputs != given.targets
+            places.append(hidden.float().mean().item())
+            scored += int(given.counts.sum())
+            assert not (given.counts & ~torch.from_numpy(plain.counts)).any()
+        assert max(places) <= 0.25 + 1 / 16
+        assert least <= scored <= 0.25 * len(tokens.part("held_out")) + 1
+        shutil.rmtree(cache_folder())

@@ -14,7 +14,7 @@ from tiny import Heard, assert_same_tensors, recipe_for, resume, rows, sample_te
 from pellucid.runs import pace as pace_module
 from pellucid.runs import pipeline
 from pellucid.runs import trainer as trainer_module
-from pellucid.runs.checkpoint import folder_of, steps_of
+from pellucid.runs.checkpoint import best_step, folder_of, steps_of
 from pellucid.runs.pace import HARD_STOP, Pace
 from pellucid.runs.saver import Saver
 from pellucid.runs.schedule import position, rate_factor
@@ -187,6 +187,10 @@ def test_the_last_evaluation_is_cut_when_the_time_is_over(text, tmp_path, monkey
     last = [row for row in rows(run) if "held_out_loss" in row][-1]
     assert (last["step"], last["whole"], done.exit_code) == (done.recipe.n_steps, False, 0)
     assert last["cut"] > 0
+    # fewer tokens than the others were measured on say nothing about which checkpoint is best
+    assert last["cut"] < done.recipe.train.evaluate_tokens
+    assert last["held_out_part"] is None
+    assert best_step(run) != done.step
     assert f"the time was over after {last['cut']:,} of " in heard.text
     again = Heard()
     resume(run, again)
@@ -300,3 +304,10 @@ def test_a_schedule_that_was_never_moved_is_to_the_bit_what_it_was(start_, n, st
 
 def test_the_hard_stop_is_a_tenth_beyond():
     assert HARD_STOP == 0.1
+
+
+@pytest.mark.parametrize(("can_sample", "every", "seconds"), [(True, 0, 0.4), (True, -1, 0.0), (False, 0, 0.0)])
+def test_no_time_is_kept_for_samples_that_are_not_written(can_sample, every, seconds):
+    pace = Pace.from_now(60.0)
+    pace.know(0, 0, can_sample=can_sample)
+    assert pace.sample(recipe_for("nowhere", **(QUICK | {"sample_every": every}))) == seconds

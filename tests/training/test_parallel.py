@@ -235,7 +235,7 @@ DIVISIBLE = {"tokenizer": "bpe", "vocabulary": 260, "n_heads": 4, "accumulate": 
         2,
         [
             (2, {}, "model.n_vocab = 257 cannot be divided among parallel.tensor = 2 processes: give 258, or another"),
-            (2, {"preset": "original", "objective": "source-target"}, "parallel.tensor = 2 divides decoders that have"),
+            (2, {"preset": "original", "objective": "source-target"}, "parallel.tensor = 2 does not divide an encoder"),
         ],
     ),
 )

@@ -14,6 +14,7 @@ from kinds import CHAT, KINDS
 from kinds import STEPS as STEPS_OF_KINDS
 from tests.some_cases import one_in
 from tiny import (
+    FIELDS,
     Heard,
     assert_same_run,
     assert_same_tensors,
@@ -31,7 +32,7 @@ from tiny import (
 import pellucid
 from pellucid import cli, destination
 from pellucid.runs import trainer as trainer_module
-from pellucid.runs.checkpoint import folder_of, load_checkpoint, steps_of, verify_files
+from pellucid.runs.checkpoint import folder_of, load_checkpoint, mark_good, prune, steps_of, verify_files
 from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import only_one
 from pellucid.runs.trainer import Trainer
@@ -341,6 +342,7 @@ def test_other_choices_are_refused_and_named(text, tmp_path, capsys):
         (("--set", "d_model=32"), "model.d_model: 16 in the run, 32 asked for"),
         (("--set", "learning_rate=1"), "train.learning_rate: 0.005 in the run, 1.0 asked for"),
         (("--set", "clip=0"), "train.clip: 1.0 in the run, 0.0 asked for"),
+        (("--explain",), "explain describes how the sizes of a new run are chosen: leave it out"),
         (("--set", "dropout=0"), "model.dropout.attn_out: 0.1 in the run"),
         (("--seed", "2"), "train.seed: 1337 in the run, 2 asked for"),
         (("--preset", "modern"), "model.d_model: 16 in the run, 384 asked for"),
@@ -468,3 +470,40 @@ def test_a_run_from_another_model_keeps_its_weights_through_a_kill_before_the_fi
     assert steps_of(tmp_path / "run") == [0]
     assert resume(tmp_path / "run").step == 12
     assert_same_run(tmp_path / "run", whole)
+
+
+def test_a_rule_that_the_run_replaced_by_a_value_is_no_open_choice(text, tmp_path, capsys):
+    """-1 of the warm-up and 0 of the balance are values: they do not mean that the run's own are kept."""
+    run = start(text, tmp_path / "run", steps=2, evaluate_every=1, warmup=1, **{"mlp.experts": 2, "balance": 0.01}).path
+    for value, named in (
+        ("warmup=-1", "train.warmup: 1 in the run, -1 asked for"),
+        ("balance=0", "train.balance: 0.01 in the run, 0.0 asked for"),
+    ):
+        assert named in refuse(capsys, "--resume", "--out", run, "--steps", "3", "--set", value)
+
+
+def test_a_run_from_a_model_that_lost_its_checkpoints_begins_again_with_that_model(text, tmp_path):
+    """Not with weights drawn from the seed; without the model it says what is missing."""
+    base = start(text, tmp_path / "base").path
+    fields = {name: FIELDS[name] for name in ("batch", "accumulate", "evaluate_every", "precision", "compile")}
+    options = {"from_model": base, "steps": 4, "fields": {**fields, "evaluate_every": 2}}
+    whole = pellucid.train(text, out=tmp_path / "whole", **options).path
+    run = pellucid.train(text, out=tmp_path / "run", **options).path
+    shutil.rmtree(run / "checkpoints")
+    pellucid.train(out=run, resume=True)
+    assert_same_tensors(tensors(run, 4), tensors(whole, 4))
+    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(base)
+    with pytest.raises(RecipeError, match="base"):
+        pellucid.train(out=run, resume=True)
+
+
+def test_without_a_good_checkpoint_the_given_weights_stay(tmp_path):
+    """Step 0 goes once a later one is good, however few are kept."""
+    for step in (0, 4, 8):
+        folder_of(tmp_path, step).mkdir(parents=True)
+    prune(tmp_path, 1)
+    assert steps_of(tmp_path) == [0, 8]
+    mark_good(tmp_path, 8)
+    prune(tmp_path, 1)
+    assert steps_of(tmp_path) == [8]

@@ -271,3 +271,13 @@ def test_what_takes_the_place_of_a_class_is_one_of_it():
     """So that its tensors keep their names, and what asks for the class finds it."""
     assert all(issubclass(stepped, plain) for plain, stepped in STEPPED.items())
     assert set(STEPPED) == {RMSNorm, Rotary, ExplicitAttention, GatedMLP}
+
+
+def test_a_rotation_of_another_number_of_positions_is_left_to_pytorch():
+    """The file reads an angle for each position; PyTorch repeats a single one."""
+    network = make_network(architecture(**{"positions.kind": "rotary"})).float().train()
+    tokens = torch.arange(8)[None]
+    expected = network(tokens, positions=torch.zeros(1, dtype=torch.int64))
+    choose_step_functions(network, True)
+    found = network(tokens, positions=torch.zeros(1, dtype=torch.int64))
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)

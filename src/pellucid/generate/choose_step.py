@@ -7,6 +7,7 @@ from typing import Literal, get_args
 from pellucid.generate import row_products
 from pellucid.generate.compiled_step import CompiledStep, NotCompiledError
 from pellucid.generate.errors import GenerationError
+from pellucid.generate.pack_weights import weights_state
 from pellucid.model import Transformer
 from pellucid.runs.device import CLEAR_GAIN
 
@@ -21,12 +22,6 @@ COMPILING, LISTING_A_BLOCK, SAVED, SAVED_A_BLOCK = 5.0, 1e-3, 5e-4, 3e-4
 _LISTED: "weakref.WeakKeyDictionary[Transformer, tuple[tuple[int, ...], CompiledStep | str]]" = (
     weakref.WeakKeyDictionary()
 )
-
-
-def weights_state(network: Transformer) -> tuple[int, ...]:
-    """What changes where a weight moves or changes: addresses, and versions where they are counted."""
-    tensors = [*network.parameters(), *network.buffers()]
-    return *(t.data_ptr() for t in tensors), *(t._version for t in tensors if not t.is_inference())
 
 
 def compiled_step(network: Transformer) -> CompiledStep | str:

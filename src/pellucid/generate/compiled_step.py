@@ -96,7 +96,7 @@ class Program:
     def vector(self, name: str, n: int) -> Tensor:
         """The memory of this name, n numbers; blocks share it."""
         if name not in self.vectors:
-            self.vectors[name] = torch.zeros(-(-n // ALIGNMENT) * ALIGNMENT)
+            self.vectors[name] = torch.zeros(-(-n // ALIGNMENT) * ALIGNMENT, dtype=torch.float32, device="cpu")
         return self.vectors[name][:n]
 
     def add(self, kind: Callable[..., Any], **fields: Tensor | float | None) -> None:
@@ -333,9 +333,11 @@ class CompiledStep:
             raise ValueError(f"a cache of {store.size(2)} texts in {store.dtype}: expected one text in float32")
         if cache.length >= cache.capacity or not 0 <= position < n_ctx or position > cache.length:
             raise ValueError(f"{position + 1} positions do not fit: the cache or the context ends there")
-        tokens, first = torch.tensor([[token]]), store[:, :, :, :, cache.length - position :]
-        added = self.embed(tokens, cache.remember(tokens), torch.tensor([position]), None, None)
-        logits = torch.empty((1, self.architecture.n_vocab))
+        first, place = store[:, :, :, :, cache.length - position :], torch.tensor([position], device="cpu")
+        tokens = torch.tensor([[token]], device="cpu")
+        added = self.embed(tokens, cache.remember(tokens), place, None, None)
+        # its type and device are not left to PyTorch's defaults, which a program may change
+        logits = torch.empty((1, self.architecture.n_vocab), dtype=torch.float32, device="cpu")
         # the vectors of the program are those of every call
         with self.lock:
             self.program.x.copy_(added[0, 0])

@@ -43,11 +43,13 @@ def fill(network: Transformer, tokenizer: Tokenizer, text: str, *, top: int = 5)
     if len(ids) > a.n_ctx:
         raise GenerationError(f"the text has {len(ids)} tokens, more than the context of {a.n_ctx}: make it shorter")
     tokens = torch.tensor([ids], device=network.embed.token.weight.device)
-    special = sorted(set(tokenizer.special.values()))  # a blank stands for text, not for special tokens
+    # a blank stands for text: not for special tokens, nor for rows of the readout beyond the tokenizer's ids
+    n_known = min(a.n_vocab, tokenizer.n_vocab)
+    special = sorted({i for i in tokenizer.special.values() if i < n_known})
     with evaluation_mode(network):
-        logits = network(tokens)[0, tokens[0] == tokenizer.mask].double()
+        logits = network(tokens)[0, tokens[0] == tokenizer.mask, :n_known].double()
         logits = logits.index_fill(1, torch.tensor(special, device=tokens.device), -torch.inf)
-        likeliest = logits.softmax(-1).topk(min(top, a.n_vocab - len(special)))
+        likeliest = logits.softmax(-1).topk(min(top, n_known - len(special)))
     return [
         Filling([tokenizer.token_str(i) for i in row.tolist()], p.tolist())
         for row, p in zip(likeliest.indices, likeliest.values, strict=True)

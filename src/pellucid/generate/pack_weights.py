@@ -153,12 +153,20 @@ _KEPT: "weakref.WeakKeyDictionary[Transformer, dict[str, tuple[tuple[int, ...], 
 )
 
 
+def weights_state(network: Transformer) -> tuple[int, ...]:
+    """What changes where a weight moves or changes: addresses, and versions where they are counted.
+
+    PyTorch does not count what is written through `.data`.
+    """
+    tensors = [*network.parameters(), *network.buffers()]
+    return *(t.data_ptr() for t in tensors), *(t._version for t in tensors if not t.is_inference())
+
+
 def packed_network(network: Transformer, weights: str) -> PackedNetwork:
     """`pack_network`, whose result is cached until the network is freed or its weights change."""
-    versions = tuple(p._version for p in network.parameters() if not p.is_inference())
-    kept = _KEPT.setdefault(network, {})
-    if weights not in kept or kept[weights][0] != versions:
-        kept[weights] = versions, pack_network(network, weights)
+    state, kept = weights_state(network), _KEPT.setdefault(network, {})
+    if weights not in kept or kept[weights][0] != state:
+        kept[weights] = state, pack_network(network, weights)
     return kept[weights][1]
 
 

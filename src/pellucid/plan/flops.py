@@ -8,7 +8,6 @@ its input and by its weights (Kaplan et al. 2020, section 2.1).
 from dataclasses import dataclass
 
 from pellucid.architecture import Architecture
-from pellucid.parameter_counts import count_parameters
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,3 @@ def multiplied(a: Architecture) -> int:
         mlp += a.d_model * (a.mlp.shared_d_ff > 0 and a.mlp.shared_gate == "sigmoid")
     reads = 1 + (a.encoder is not None)
     return a.d_embed * a.d_model + a.n_layers * (reads * attention + mlp) + readout_flops(a)
-
-
-def parameters_by_part(a: Architecture) -> list[tuple[str, int]]:
-    """Trainable parameters by part, without empty parts; the last is the total."""
-    return [(part, n) for part, n in count_parameters(a).items() if n]

@@ -19,7 +19,7 @@ from pellucid.plan.accelerators import TRAINING_SHARE, USABLE, Accelerator, Plan
 from pellucid.plan.flops import flops
 from pellucid.runs.optimizer import optimizer_of
 from pellucid.runs.options import with_train
-from pellucid.training.build import n_logits
+from pellucid.training.build import n_logits, undivided
 from pellucid.training.config import ParallelOptions
 from pellucid.training.memory import Memory, training_memory
 from pellucid.training.memory_layout import part_of
@@ -150,8 +150,7 @@ def divided_architecture(a: Architecture, tensor: int) -> Architecture:
     """
     if tensor == 1:
         return a
-    if a.mlp.experts or a.readout == "none":
-        what = f"experts (mlp.experts = {a.mlp.experts})" if a.mlp.experts else "a network without a readout"
+    if what := undivided(a):
         raise PlanError(f"tensor = {tensor} does not divide {what}: give shard for this one")
     sizes = {
         "n_ctx": a.n_ctx,

@@ -7,7 +7,7 @@ so shallow networks are timed and extrapolated, and deep ones need not be built.
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -17,15 +17,15 @@ from pellucid.model.weights import initialise
 from pellucid.parameter_counts import count_parameters
 from pellucid.plan.flops import flops
 from pellucid.runs.gradients import clip
+from pellucid.runs.measure import extrapolated
 from pellucid.runs.optimizer import Optimizer, make_optimizer
 from pellucid.runs.options import with_train
 from pellucid.training.build import choose_for_device, choose_kernel, choose_paths, n_logits
+from pellucid.training.memory import DEEP, SHALLOW, shallow
 from pellucid.training.objectives import MicroBatch, autocast
 from pellucid.training.recipe import Recipe
 from pellucid.training.resolve_recipe import resolve_batch
 
-#: layers of the two networks that are timed instead of a network with more than DEEP layers
-SHALLOW, DEEP = 2, 4
 #: the assumed share of a matrix product's speed for a step that is too large to time
 ASSUMED_SHARE = 0.5
 #: rows and columns of the matrix product that measures the machine
@@ -83,7 +83,7 @@ def training_speed(
         how = f"estimated: {ASSUMED_SHARE:.0%} of the speed of a {CUBE}-cube product, because it is too large to time"
         return StepSpeed(seconds, tokens / seconds, peak, how)
     taken = in_turn([stepper(few, device) for _, few in networks], began + budget - time.perf_counter(), least=least)
-    seconds = sum(times * each for (times, _), each in zip(networks, taken, strict=True))
+    seconds = extrapolated([(times, each) for (times, _), each in zip(networks, taken, strict=True)])
     of = f"{n} layers" if n <= DEEP else f"networks of {SHALLOW} and {DEEP} layers"
     return StepSpeed(seconds, tokens / seconds, peak, f"measured for a few seconds, by {of}")
 
@@ -92,9 +92,9 @@ def shallow_networks(recipe: Recipe) -> list[tuple[float, Recipe]]:
     """Recipes of at most DEEP layers, and how many times the step of each counts: the sum is the recipe's step."""
     n = recipe.model.n_layers
     if n <= DEEP:
-        return [(1.0, _cut(recipe, n))]
+        return [(1.0, eager(recipe, n))]
     share = (n - SHALLOW) / (DEEP - SHALLOW)
-    return [(1.0 - share, _cut(recipe, SHALLOW)), (share, _cut(recipe, DEEP))]
+    return [(1.0 - share, eager(recipe, SHALLOW)), (share, eager(recipe, DEEP))]
 
 
 def stepper(recipe: Recipe, device: torch.device) -> Callable[[], None]:
@@ -174,8 +174,6 @@ def in_turn(
     return [statistics.median(times) for times in zip(*(rounds or [first]), strict=True)]
 
 
-def _cut(recipe: Recipe, depth: int) -> Recipe:
-    """The recipe with fewer layers; an encoder is shortened in proportion."""
-    a, share = recipe.model, depth / max(recipe.model.n_layers, 1)
-    encoder = a.encoder and replace(a.encoder, n_layers=max(1, round(share * a.encoder.n_layers)))
-    return replace(with_train(recipe, compile="no"), model=replace(a, n_layers=depth, encoder=encoder))
+def eager(recipe: Recipe, depth: int) -> Recipe:
+    """The recipe with `depth` layers, whose steps are not compiled."""
+    return with_train(shallow(recipe, depth), compile="no")

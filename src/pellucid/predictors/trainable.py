@@ -73,7 +73,7 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
 
         if pace:
             pace.start(measure())
-            pace.know(n_held_out, self.n_trained)
+            pace.know(n_held_out, self.n_trained, can_sample=self.can_sample)
             self.recipe, _ = plan_in_time(self.recipe, self.recipe, pace)
         else:
             n_steps, _ = resolve_steps(self.recipe, self.n_train, measure)

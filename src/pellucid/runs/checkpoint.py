@@ -358,6 +358,7 @@ def diverged_steps(run: Path) -> list[int]:
 def prune(run: Path, keep_last: int) -> None:
     """Remove all but the newest `keep_last` checkpoints, the best and the last good one.
 
+    As long as there is no good one, step 0 stays too: it has the weights that a run started from.
     What an interrupted save left aside goes too, and what diverged before the last good checkpoint.
     """
     for left in (*(run / "checkpoints").glob("*.removing"), *(run / "checkpoints").glob("*.writing")):
@@ -366,7 +367,7 @@ def prune(run: Path, keep_last: int) -> None:
     for step in diverged_steps(run):
         if good is not None and step <= good:
             shutil.rmtree(folder_of(run, step).with_suffix(".diverged"))
-    keep = {*steps_of(run)[-keep_last:], best, good}
+    keep = {*steps_of(run)[-keep_last:], best, 0 if good is None else good}
     for step in steps_of(run):
         if step not in keep:
             # renamed first, so that a crash in the middle leaves nothing that looks like a checkpoint

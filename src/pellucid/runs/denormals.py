@@ -24,7 +24,7 @@ ALL = 0xFFFF
 
 def set_flushed(bits: int) -> int:
     """Set the processor's bits in all threads that compute, and return those that this thread had."""
-    state = torch.tensor([bits])
+    state = torch.tensor([bits], dtype=torch.int64, device="cpu")
     SOURCE.call("set_flushed", (state,), (torch.get_num_threads(),))
     return int(state)
 

@@ -168,6 +168,11 @@ class TrainOptions(Options):
         for name in ("weight_decay", "ngram_weight_decay"):
             decay = getattr(self, name)
             refuse_unless(decay >= 0 or decay == -1, name, "0 or more, or -1 to have it chosen")
+            # a step multiplies a weight by 1 - rate x decay
+            rates = ("learning_rate",) if name == "ngram_weight_decay" else ("learning_rate", "muon_learning_rate")
+            highest = max(rates, key=lambda rate: getattr(self, rate))
+            expected = f"less than 1 / {highest} = {1 / getattr(self, highest):g}, so that weights keep their signs"
+            refuse_unless(getattr(self, highest) * decay < 1, name, expected)
         refuse_unless(0 < self.mask_share < 1, "mask_share", "a share between 0 and 1, such as 0.15")
         for name in ("beta_1", "beta_2"):
             refuse_unless(0 <= getattr(self, name) < 1, name, "a number from 0 up to, not including, 1")
@@ -234,7 +239,7 @@ def parse_options(kind: type[OptionsT], values: Mapping[str, Any], part: str) ->
     """
     hints = typing.get_type_hints(kind)
     if kind is TrainOptions:
-        values = {name: RENAMED_VALUES.get(name, {}).get(value, value) for name, value in values.items()}
+        values = {name: renamed_value(name, value) for name, value in values.items()}
     for name in values:
         if name not in hints:
             near = difflib.get_close_matches(name, hints, 1)
@@ -242,6 +247,11 @@ def parse_options(kind: type[OptionsT], values: Mapping[str, Any], part: str) ->
     options = kind(**{name: parse_value(f"{part}.{name}", value, hints[name]) for name, value in values.items()})
     options.check()
     return options
+
+
+def renamed_value(name: str, value: Any) -> Any:
+    """The value of a training option, under its present name if it had another."""
+    return RENAMED_VALUES.get(name, {}).get(value, value) if isinstance(value, str) else value
 
 
 def refuser(options: Any, part: str) -> Callable[[bool, str, str], None]:

@@ -41,6 +41,7 @@ class Pace:
     reserve    seconds that the first step takes beyond a step's, of short runs at most half the time
     n_bytes    of a checkpoint
     n_held_out held-out tokens
+    can_sample whether the model writes samples
     finish_cost  tokens that are read after the last step, and the seconds of what else is done then
     """
 
@@ -51,6 +52,7 @@ class Pace:
     reserve: float = 0.0
     n_bytes: float = 0.0
     n_held_out: int = 0
+    can_sample: bool = True
     finish_cost: tuple[int, float] = (0, 0.0)
     #: seconds of the last save and sample, and of a held-out token of a typical batch; 0 where there was none
     took: dict[str, float] = field(default_factory=lambda: {"save": 0.0, "sample": 0.0, "token": 0.0})
@@ -83,7 +85,7 @@ class Pace:
 
     def must_end(self, recipe: RunRecipe) -> bool:
         """Whether what is left is just enough for a sample, for what follows the last step, and for the report."""
-        return self.left < self.sample + self.finish(recipe) + REPORT
+        return self.left < self.sample(recipe) + self.finish(recipe) + REPORT
 
     def start(self, per_step: float, reserve: float = 0.0) -> None:
         """Begin with what was measured, which counts as one step."""
@@ -91,12 +93,18 @@ class Pace:
         self.asked = time.monotonic()
 
     def know(
-        self, n_held_out: int, n_trained: int, most: float = math.inf, finish: tuple[int, float] = (0, 0.0)
+        self,
+        n_held_out: int,
+        n_trained: int,
+        most: float = math.inf,
+        finish: tuple[int, float] = (0, 0.0),
+        can_sample: bool = True,
     ) -> None:
-        """What is evaluated and saved, how many steps are taken at most, and what follows the last one: tokens that are
-        read, and seconds beside.
+        """What is evaluated and saved, how many steps are taken at most, what follows the last one (tokens that are
+        read, and seconds beside), and whether samples are written.
         """
         self.n_held_out, self.n_bytes, self.most, self.finish_cost = n_held_out, 12.0 * n_trained, most, finish
+        self.can_sample = can_sample
 
     @classmethod
     def resumed(cls, recipe: RunRecipe, state: Mapping[str, Any]) -> "Pace | None":
@@ -156,23 +164,21 @@ class Pace:
         for every, cost in (
             (t.checkpoint_every, self.save),
             (t.evaluate_every, self.evaluation(t.evaluate_tokens, recipe)),
-            (t.sample_every, self.sample if t.sample_every > 0 else 0.0),
+            (t.sample_every, self.sample(recipe)),
         ):
             seconds += cost * (((step + n - 1) // every - step // every) if every > 0 else 0)
-        sample = self.sample if t.sample_every >= 0 else 0.0
         seconds += min(self.reserve, self.left / 2)
         evaluation = min(self.evaluation(self.n_held_out, recipe), EVALUATING * self.total)
-        return seconds + self.save + evaluation + sample + self.finish(recipe) + REPORT
+        return seconds + self.save + evaluation + self.sample(recipe) + self.finish(recipe) + REPORT
 
     @property
     def save(self) -> float:
         """Seconds of a save."""
         return self.took["save"] or SAVE + self.n_bytes / DISK
 
-    @property
-    def sample(self) -> float:
-        """Seconds of a sample."""
-        return self.took["sample"] or SAMPLE
+    def sample(self, recipe: RunRecipe) -> float:
+        """Seconds of a sample, 0 where none is written."""
+        return (self.took["sample"] or SAMPLE) if self.can_sample and recipe.train.sample_every >= 0 else 0.0
 
     def evaluation(self, n_tokens: int, recipe: RunRecipe) -> float:
         """Seconds of reading so many held-out tokens, at most all of them."""

@@ -141,7 +141,12 @@ def resume_run(
 
             n_held_out = trainable.make_data().n_held_out
             if pace:
-                pace.know(n_held_out, trainable.n_trained, finish=trainable.finish_cost)
+                pace.know(
+                    n_held_out,
+                    trainable.n_trained,
+                    finish=trainable.finish_cost,
+                    can_sample=trainable.can_sample,
+                )
             trainable.recipe = lengthen(trainable.recipe, step, length, measure, trainable.n_train, pace)
         except Interrupted:
             reporter.note(f"interrupted before the first step: {run_dir} is as it was")
@@ -157,7 +162,7 @@ def resume_run(
         reporter.start([finished if step == recipe.n_steps else position])
         if checkpoint and not any(length.values()) and (pace := Pace.resumed(recipe, checkpoint.state)):
             most = math.inf if recipe.train.minutes else recipe.segments[-1][1]
-            pace.know(n_held_out, trainable.n_trained, most, trainable.finish_cost)
+            pace.know(n_held_out, trainable.n_trained, most, trainable.finish_cost, trainable.can_sample)
         trainable.processes.announce(run_dir, checkpoint and checkpoint.step)
         return train_to_end(run_dir, trainable, reporter, interruption, pace, checkpoint)
 

@@ -72,13 +72,6 @@ class PlainReporter:
         peak = f", {speed / self.peak:.0%} of peak" if self.peak else ""
         return f"{speed:,.0f} {self.unit}s/s{peak}{waiting_of(row)}"
 
-    def now_and_then(self, text: str, is_last: bool) -> None:
-        """A line that stands for those like it of the last seconds; the last of them is always written."""
-        now = time.monotonic()
-        if is_last or now - self.last >= self.every:
-            self.last = now
-            self.line(text)
-
     def evaluation(self, row: dict[str, Any]) -> None:
         """The row of an evaluation: its loss, and bits per byte of text or the accuracy on images."""
         bits = row.get("bits_per_byte")

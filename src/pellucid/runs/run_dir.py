@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pellucid.compiled_source import library_folder
 from pellucid.destination import check_destination, written_aside
 from pellucid.runs.checkpoint import (
     write_json,
@@ -23,8 +24,15 @@ MACHINE = "machine.json"
 
 def cache_folder() -> Path:
     """Where prepared tokens are kept between runs: PELLUCID_CACHE, or the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(os.environ.get("PELLUCID_CACHE") or Path(base) / "pellucid")
+    if named := os.environ.get("PELLUCID_CACHE"):
+        return Path(named)
+    try:
+        return library_folder()
+    except RuntimeError:
+        raise RecipeError(
+            "there is no home folder to keep prepared tokens in: name a folder in the environment variable "
+            "PELLUCID_CACHE"
+        ) from None
 
 
 def choose_folder(out: Path | None, inputs: tuple[str, ...]) -> Path:

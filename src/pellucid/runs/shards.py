@@ -34,11 +34,6 @@ class TensorPart:
     start: tuple[int, ...]
     shape: tuple[int, ...]
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether this is all of the tensor."""
-        return tuple(self.values.shape) == self.shape
-
 
 def own_part(tensor: Tensor) -> TensorPart | None:
     """The part of a tensor that this process writes, or None where another process writes the same numbers.

@@ -381,9 +381,9 @@ class Trainer(Generic[RecipeT]):
             return
         self.finish_saving()
         loss, part, accuracy, cut = measured
-        if not math.isfinite(loss + part):
+        if not math.isfinite(loss + (part or 0.0)):
             loss = part = math.nan
-        if self.processes.is_first and part < best_loss(self.run_dir):
+        if self.processes.is_first and part is not None and part < best_loss(self.run_dir):
             mark_best(self.run_dir, self.step, part)  # before the row, by which a run that is resumed knows of it
         per_byte = self.trainable.data.held_out_tokens_per_byte
         bits = {} if per_byte is None else {"bits_per_byte": loss / math.log(2) * per_byte}
@@ -414,10 +414,10 @@ class Trainer(Generic[RecipeT]):
         return any(row["step"] == self.step and field in row for row in self.metrics.kept)
 
     @torch.no_grad()
-    def held_out_loss(self, whole: bool) -> tuple[float, float, float, int] | None:
+    def held_out_loss(self, whole: bool) -> tuple[float, float | None, float, int] | None:
         """The mean held-out loss in nats per unit, over everything or, unless `whole`, over the first
-        `evaluate_tokens`; the mean over those first ones; the accuracy, the share of likeliest targets; and after how
-        many units the time of a run of minutes was over, 0 where it was not.
+        `evaluate_tokens`; the mean over those first ones, None where the time was over before; the accuracy, the share
+        of likeliest targets; and after how many units the time of a run of minutes was over, 0 where it was not.
 
         None where a signal came.
         """
@@ -448,7 +448,8 @@ class Trainer(Generic[RecipeT]):
         if self.pace and n_read:
             # beside the first batches a thread writes a checkpoint, which `Pace` counts by itself
             self.pace.took["token"] = statistics.median(per_token)
-        return nats / n_scored, nats / n_scored if part is None else part, n_right / n_scored, cut
+        loss = nats / n_scored
+        return loss, loss if part is None and not cut else part, n_right / n_scored, cut
 
     # From a checkpoint ---------------------------------------------------------------------
 

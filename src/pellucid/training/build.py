@@ -390,6 +390,18 @@ def describe_adapters(recipe: Recipe) -> str:
     )
 
 
+def undivided(a: Architecture) -> str:
+    """What keeps `parallel.tensor` from dividing a network, "" where nothing does."""
+    reasons = {
+        "an encoder-decoder": a.encoder is not None,
+        "a network without a readout": a.readout == "none",
+        f"experts (mlp.experts = {a.mlp.experts})": a.mlp.experts > 0,
+        f"the projections of d_embed = {a.d_embed}": a.d_embed > 0,
+        f"attention.sinks = {a.attention.sinks}": a.attention.sinks != "none",
+    }
+    return next((what for what, is_there in reasons.items() if is_there), "")
+
+
 def n_logits(recipe: Recipe) -> int:
     """The number of logits of an eager pass; 0 where the step is compiled, since chunks would break up its graph."""
     return 0 if recipe.train.compile == "yes" else recipe.train.batch * recipe.model.n_ctx * recipe.model.n_vocab

@@ -42,7 +42,7 @@ def is_likeliest(logits: Tensor, targets: Tensor) -> Tensor:
     """Whether each row's target is the first of its largest logits, bool [pos], of logits [pos, n_vocab]."""
     if not is_compiled_for(logits):
         return logits.argmax(-1) == targets
-    result = torch.empty(len(logits), dtype=torch.bool)
+    result = torch.empty(len(logits), dtype=torch.bool, device="cpu")
     call("hits", logits.contiguous(), targets.contiguous(), result)
     return result
 
@@ -57,9 +57,15 @@ def is_compiled_for(logits: Tensor) -> bool:
 def call(name: str, logits: Tensor, targets: Tensor, *tensors: Tensor) -> None:
     """Call the compiled function of this name and of the logits' type, with addresses, sizes and threads.
 
-    Raises IndexError for a target outside of the vocabulary, whose place in memory belongs to something else.
+    Raises IndexError for a target outside of the vocabulary, whose place in memory belongs to something else, and
+    ValueError for targets of another shape or type.
     """
     n_vocab = logits.size(-1)
+    if targets.dtype != torch.int64 or logits.shape[:-1] != targets.shape or logits.ndim != 2:
+        raise ValueError(
+            f"logits {list(logits.shape)} and targets {list(targets.shape)} of {targets.dtype}: expected logits "
+            "[pos, n_vocab] and targets [pos] of torch.int64"
+        )
     if bool((((targets < 0) & (targets != UNSCORED)) | (targets >= n_vocab)).any()):
         raise IndexError(
             f"targets from {targets.min()} to {targets.max()}: expected 0 to {n_vocab - 1}, or {UNSCORED} for none"
@@ -78,7 +84,7 @@ torch.library.define(
 @torch.library.impl("pellucid::losses", "cpu")
 def losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Of each row -log softmax(x)[t], 0 where t is negative, and log sum_j exp x_j; both float32 [pos]."""
-    nats, log_sums = torch.empty(len(logits)), torch.empty(len(logits))
+    nats, log_sums = (torch.empty(len(logits), dtype=torch.float32, device="cpu") for _ in range(2))
     call("losses", logits, targets, nats, log_sums)
     return nats, log_sums
 

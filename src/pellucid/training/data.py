@@ -94,16 +94,20 @@ class MaskedData(TokenData):
 
     def __init__(self, tokens: Tokens, recipe: Recipe, device: torch.device):
         super().__init__(tokens, recipe, device)
-        mask = load_tokenizer(tokens.folder).mask
-        if mask is None:
+        tokenizer = load_tokenizer(tokens.folder)
+        if tokenizer.mask is None:
             raise RecipeError(f"train.objective = masked hides tokens, and the tokenizer has no {MASK} to put there")
-        self.mask_id = mask
-        self.n_hidden = max(1, round(recipe.train.mask_share * self.n_ctx))
+        self.mask_id, self.mask_share = tokenizer.mask, recipe.train.mask_share
+        special = list(tokenizer.special.values())
+        # our own tokenizers have the mask last, and all ids before it are drawn, as in every run so far
+        is_last, ids = tokenizer.mask == tokenizer.n_vocab - 1, np.arange(tokenizer.n_vocab)
+        #: what a hidden token may be replaced with at random
+        self.plain_ids = ids[:-1] if is_last else np.setdiff1d(ids, special)
 
     def at(self, step: int, micro: int, of: int) -> MicroBatch:
         tokens = self.batches.at(step, micro, of).inputs
         given = self.hidden(tokens, noise(self.seed, step, self.rows(micro, of), self.n_ctx))
-        return replace(given, total=self.whole * self.n_hidden, samples=self.samples(step, micro, of))
+        return replace(given, total=self.whole * self.n_hidden(self.n_ctx), samples=self.samples(step, micro, of))
 
     def held_out(self) -> Iterator[MicroBatch]:
         """The held-out windows, the same places of them hidden every time."""
@@ -111,11 +115,19 @@ class MaskedData(TokenData):
         for batch in self.windows():
             rows = np.arange(first, first + len(batch.inputs))
             first += len(rows)
-            yield self.hidden(batch.inputs, noise(self.seed, -1, rows, batch.inputs.shape[1]))
+            given = self.hidden(batch.inputs, noise(self.seed, -1, rows, batch.inputs.shape[1]))
+            assert given.counts is not None
+            assert batch.counts is not None
+            # a position that two windows share is scored in one of them
+            yield replace(given, counts=given.counts & self._tensor(batch.counts))
+
+    def n_hidden(self, width: int) -> int:
+        """How many tokens of a row of this width are hidden."""
+        return max(1, round(self.mask_share * width))
 
     def hidden(self, tokens: np.ndarray, draws: np.ndarray) -> MicroBatch:
         """These rows with places hidden: inputs, the tokens themselves as targets, and which are scored."""
-        inputs, places = hide(tokens, draws, min(self.n_hidden, tokens.shape[1]), self.mask_id, self.mask_id)
+        inputs, places = hide(tokens, draws, self.n_hidden(tokens.shape[1]), self.mask_id, self.plain_ids)
         return MicroBatch(self._tensor(inputs), self._tensor(tokens), counts=self._tensor(places))
 
 

@@ -30,7 +30,8 @@ from pellucid.training.objectives import MANY_LOGITS, autocast, with_dropout_by_
 from pellucid.training.recipe import Recipe
 from pellucid.training.resolve_recipe import n_trained, possible_passes, training_bytes
 
-#: depths of the networks that are run; memory is linear in the number of further layers
+#: layers of the two networks that are run, or timed, instead of a deeper one: memory and time are linear in the number
+#: of further layers
 SHALLOW, DEEP = 2, 4
 #: the quick estimate decides where it is below or above these shares of the available memory; it ignores the pattern
 #: that the explicit kernel keeps (21 times as much at a context of 8,192), and recomputation
@@ -90,7 +91,7 @@ def walked_memory(recipe: Recipe) -> Memory:
         return few.towards(more, (batch - chunked - 1) / (chunked + 1))
     if n <= DEEP:
         return walk(recipe)
-    few, more = (walk(_cut(recipe, depth)) for depth in (SHALLOW, DEEP))
+    few, more = (walk(shallow(recipe, depth)) for depth in (SHALLOW, DEEP))
     return few.towards(more, (n - SHALLOW) / (DEEP - SHALLOW))
 
 
@@ -177,9 +178,9 @@ def walk(recipe: Recipe) -> Memory:
     return Memory(weights, gradients, kept, activations, forward, backward, update)
 
 
-def _cut(recipe: Recipe, depth: int) -> Recipe:
+def shallow(recipe: Recipe, depth: int) -> Recipe:
     """The recipe with `depth` layers, and the encoder shortened in proportion."""
-    a, share = recipe.model, depth / recipe.model.n_layers
+    a, share = recipe.model, depth / max(recipe.model.n_layers, 1)
     encoder = a.encoder and replace(a.encoder, n_layers=max(1, round(share * a.encoder.n_layers)))
     return replace(recipe, model=replace(a, n_layers=depth, encoder=encoder))
 

@@ -112,11 +112,29 @@ def scored_targets(given: MicroBatch) -> Int[Tensor, " pos"]:
 def losses_and_hits(network: Transformer, given: MicroBatch) -> tuple[Float[Tensor, "batch pos"], Visible]:
     """-log P(target) at every position, in nats, and whether the target was the likeliest token.
 
-    The two need not move together (S4, accuracy and log-loss).
+    The two need not move together (S4, accuracy and log-loss). Where a pass has MANY_LOGITS or more, CHUNK of them
+    exist at a time, as in training.
     """
-    logits, targets = logits_of(network, given).flatten(0, 1), given.targets.flatten()
-    found = cross_entropy(logits, targets), is_likeliest(logits, targets)
-    return found[0].unflatten(0, given.targets.shape), found[1].unflatten(0, given.targets.shape)
+    targets = given.targets.flatten()
+    if has_many_logits(network, given):
+        rows = max(1, CHUNK // network.architecture.n_vocab)
+        pieces = network.hidden(given.inputs, **model_inputs(network, given)).flatten(0, 1).split(rows)
+        logits = (network.unembed(x) for x in pieces)
+    else:
+        rows, logits = len(targets), (logits_of(network, given).flatten(0, 1),)
+    found = [
+        (cross_entropy(x, wanted), is_likeliest(x, wanted))
+        for x, wanted in zip(logits, targets.split(rows), strict=True)
+    ]
+    losses, hits = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*found, strict=True))
+    return losses.unflatten(0, given.targets.shape), hits.unflatten(0, given.targets.shape)
+
+
+def has_many_logits(network: Transformer, given: MicroBatch) -> bool:
+    """Whether a pass of a network that no processes divide would have MANY_LOGITS or more."""
+    if not isinstance(network, Transformer) or hasattr(network.embed.token.weight, "to_local"):
+        return False
+    return given.targets.numel() * network.architecture.n_vocab >= MANY_LOGITS
 
 
 def token_losses(network: Transformer, given: MicroBatch) -> Float[Tensor, "batch pos"]:
@@ -158,19 +176,19 @@ def with_dropout_by_sample(network: Transformer, loss: Loss) -> Loss:
 
 
 def hide(
-    tokens: np.ndarray, draws: np.ndarray, n_hidden: int, mask_id: int, n_plain: int
+    tokens: np.ndarray, draws: np.ndarray, n_hidden: int, mask_id: int, plain_ids: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokens with `n_hidden` places of each row hidden, and which places those are; both [batch, pos].
 
     `draws`, uint64 [batch, pos], decide everything: the places are those of the smallest draws, and what
-    stands there instead follows HIDDEN_AS. Random tokens are drawn from ids below `n_plain`.
+    stands there instead follows HIDDEN_AS. Random tokens are drawn from `plain_ids`.
     """
     hidden = np.zeros(tokens.shape, dtype=bool)
     np.put_along_axis(hidden, np.argsort(draws, axis=1, kind="stable")[:, :n_hidden], True, axis=1)
     # the draws that chose the places are small; their lower half is as good as new
     low = draws & np.uint64(0xFFFFFFFF)
     share = low / 2.0**32
-    random = (low * np.uint64(0x9E3779B1) >> np.uint64(13)).astype(np.int64) % n_plain
+    random = plain_ids[(low * np.uint64(0x9E3779B1) >> np.uint64(13)).astype(np.int64) % len(plain_ids)]
     masked, drawn = HIDDEN_AS[0], HIDDEN_AS[0] + HIDDEN_AS[1]
     instead = np.where(share < masked, mask_id, np.where(share < drawn, random, tokens))
     return np.where(hidden, instead, tokens), hidden

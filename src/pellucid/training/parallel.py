@@ -49,6 +49,7 @@ from pellucid.model.tables import Table
 from pellucid.runs.device import compile_block
 from pellucid.runs.options import RecipeError, TrainOptions
 from pellucid.runs.processes import Processes, world_size
+from pellucid.training.build import undivided
 from pellucid.training.config import ParallelOptions
 from pellucid.training.objectives import MicroBatch
 from pellucid.training.recipe import Recipe
@@ -357,22 +358,8 @@ def check_divides(a: Architecture, tensor: int, has_vocabulary: bool = True) -> 
     """Raise RecipeError with the first size that cannot be divided among `tensor` processes."""
     if tensor == 1:
         return
-    if a.encoder is not None or a.readout == "none":
-        raise RecipeError(
-            f"parallel.tensor = {tensor} divides decoders that have a readout: give parallel.shard for this one"
-        )
-    if a.mlp.experts:
-        raise RecipeError(
-            f"parallel.tensor = {tensor} does not divide experts (mlp.experts = {a.mlp.experts}): give parallel.shard"
-        )
-    if a.d_embed:
-        raise RecipeError(
-            f"parallel.tensor = {tensor} does not divide the projections of d_embed = {a.d_embed}: give parallel.shard"
-        )
-    if a.attention.sinks != "none":
-        raise RecipeError(
-            f"parallel.tensor = {tensor} does not divide attention.sinks = {a.attention.sinks}: give parallel.shard"
-        )
+    if what := undivided(a):
+        raise RecipeError(f"parallel.tensor = {tensor} does not divide {what}: give parallel.shard for this one")
     sizes = {"n_heads": a.n_heads, "n_kv_heads": a.n_kv_heads, "d_ff": a.d_ff, "n_ctx": a.n_ctx, "n_vocab": a.n_vocab}
     for name, size in sizes.items():
         if size % tensor and (has_vocabulary or name != "n_vocab"):

@@ -357,10 +357,16 @@ def _with_unchecked(recipe: Recipe, asked: Mapping[str, Any]) -> Recipe:
     return replace(recipe, **parts)
 
 
+#: fields whose defaults of 0 and -1 are values like others, and do not mean that the field is chosen
+NEVER_OPEN = ("balance", "rank", "warmup")
+
+
 def _leaves_open(name: str, value: Any) -> bool:
     """Whether this value leaves the field open, so that it agrees with any value of the run."""
     part, _, last = next((k for k in recipe_fields() if k == name or k.endswith(f".{name}")), name).partition(".")
     if part not in PARTS:
+        return False
+    if last in NEVER_OPEN:
         return False
     default = {f.name: f.default for f in fields(PARTS[part])}.get(last)
     is_chosen = default in (0, -1, "auto") or last == "sample_prompt"

@@ -85,7 +85,8 @@ class RMSNormFunction(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
         x, n = in_rows(x), x.size(-1)
-        y, inverses = torch.empty_like(x, dtype=dtype), torch.empty(x.numel() // n)
+        y = torch.empty_like(x, dtype=dtype)
+        inverses = torch.empty(x.numel() // n, dtype=torch.float32, device="cpu")
         ctx.names = f"{NAMES[x.dtype]}_{NAMES[dtype]}"
         compute(f"norms_{ctx.names}", (x, gain, y, inverses), len(inverses), n, numbers=(eps,))
         ctx.save_for_backward(x, gain, inverses)
@@ -96,7 +97,7 @@ class RMSNormFunction(Function):
     def backward(ctx: Any, by: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, gain, inverses = ctx.saved_tensors
         n, by_x = x.size(-1), torch.empty_like(x)
-        sums = None if gain is None else torch.zeros(BLOCKS, n)
+        sums = None if gain is None else torch.zeros(BLOCKS, n, dtype=torch.float32, device="cpu")
         tensors = (x, gain, inverses, laid_out_as(by, x), by_x, sums)
         compute(f"norm_gradients_{ctx.names}", tensors, len(inverses), n, BLOCKS)
         return by_x, None if sums is None else sums.sum(0), None, None
@@ -188,6 +189,7 @@ class SteppedRotary(Rotary):
         assert rotation is not None
         cos, sin = rotation
         is_plain = self.training and cos.ndim == 3 and self.axis == -2 and self.d_rotary == x.size(-1)
+        is_plain = is_plain and cos.size(1) == x.size(2)
         if not is_plain or not computes(x) or cos.dtype != torch.float32:
             return super().rotate(x, rotation)
         return RotationFunction.apply(x, cos[self.kind].contiguous(), sin[self.kind].contiguous())

@@ -233,7 +233,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
         interruption.poll()
         if pace:
             most = math.inf if recipe.train.minutes else recipe.n_steps
-            pace.know(data.n_held_out, resolve.n_trained(recipe), most, self.finish_cost)
+            pace.know(data.n_held_out, resolve.n_trained(recipe), most, self.finish_cost, self.can_sample)
             recipe, sentence = plan_in_time(recipe, opened, pace)
             lines.append(sentence)
         for choose in (resolve.resolve_weight_decay, resolve.resolve_ngram_weight_decay):

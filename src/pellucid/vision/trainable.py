@@ -140,7 +140,7 @@ class ImageTrainable(Trainable[ImageRecipe]):
 
         if pace:
             pace.start(measure())
-            pace.know(data.n_held_out, self.n_trained)
+            pace.know(data.n_held_out, self.n_trained, can_sample=self.can_sample)
             self.recipe, why = plan_in_time(self.recipe, self.recipe, pace)
         else:
             n_steps, why = resolve_steps(self.recipe, self.n_train, measure, unit=self.unit)
