@@ -22,7 +22,7 @@ from pellucid.report.finalize import finalize, pre_run_checks
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.length import with_length
 from pellucid.runs.live_reporter import make_reporter
-from pellucid.runs.options import RecipeError
+from pellucid.runs.options import RecipeError, with_train
 from pellucid.runs.pipeline import NO_FOLDER, Run, follow_run, resume_run, start_run
 from pellucid.runs.processes import ALONE, Processes, world_size
 from pellucid.runs.reporter import PlainReporter, QuietReporter
@@ -332,7 +332,7 @@ def resume_transformer(
     processes: Processes,
     opens_in: Target | None = None,
 ) -> Run[Recipe]:
-    """Resume the run in `out`; every option but the layout of the processes must be the one that the run has."""
+    """Resume the run in `out`; every option but the layout of the processes and the tracker must be the run's."""
     if out is None:
         raise RecipeError(NO_FOLDER)
     recipe = read_recipe(Path(out))
@@ -356,6 +356,7 @@ def resume_transformer(
     keeps_layout = asked.parallel == ParallelOptions() and math.prod(recipe.parallel.sizes.values()) == processes.n
     layout = recipe.parallel if keeps_layout else asked.parallel
     moved_recipe = replace(recipe, inputs=inputs or recipe.inputs, text=text, parallel=layout)
+    moved_recipe = with_train(moved_recipe, track=asked.train.track)
     trainable = trainable_class(recipe)(
         moved_recipe, sampler_for(recipe.train.objective), weights=weights, processes=processes
     )

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from pellucid.destination import replace_file
 from pellucid.runs.checkpoint import strict
+from pellucid.runs.tracking import Tracked
 
 #: figures of time: how long the run has taken, the speed of a step, which share of the peak and of waiting it was, and
 #: how long mixing with an n-gram took
@@ -33,20 +34,25 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class MetricsFile:
-    """Appends rows, after dropping those of steps later than `step`; unless `writes`, it only remembers them."""
+    """Appends rows, after dropping those of steps later than `step`; unless `writes`, it only remembers them.
 
-    def __init__(self, path: Path, step: int = 0, writes: bool = True):
+    `copy_to` gets every row that is written too.
+    """
+
+    def __init__(self, path: Path, step: int = 0, writes: bool = True, copy_to: Tracked | None = None):
         rows = [strict(row) for row in read_metrics(path) if row["step"] <= step]
         if writes:
             replace_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
         self.file: TextIO = open(path if writes else os.devnull, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
-        self.kept, self.writes = rows, writes
+        self.kept, self.writes, self.copy_to = rows, writes, copy_to
 
     def write(self, row: dict[str, Any]) -> dict[str, Any]:
         """Write one line, hand it to the system at once, and return what a reader of the file sees."""
         row = strict(row)
         self.file.write(json.dumps(row, allow_nan=False) + "\n")
         self.file.flush()
+        if self.copy_to:
+            self.copy_to.write(row)
         return row
 
     def sync(self) -> None:
@@ -56,3 +62,5 @@ class MetricsFile:
 
     def close(self) -> None:
         self.file.close()
+        if self.copy_to:
+            self.copy_to.close()

@@ -138,6 +138,8 @@ class TrainOptions(Options):
     sample_every: int = 0
     #: the prompt of the samples; empty: chosen by what the text has
     sample_prompt: str = ""
+    #: tensorboard or wandb: the figures of metrics.jsonl are sent there too; needs that package
+    track: Literal["no", "tensorboard", "wandb"] = "no"
 
     def check_decay_is_set(self) -> None:
         """Raise RecipeError where the weight decay is left open, which only a transformer's run chooses."""

@@ -25,6 +25,7 @@ from pellucid.runs.options import RecipeError, RecipeT
 from pellucid.runs.pace import Pace
 from pellucid.runs.reporter import PlainReporter, QuietReporter
 from pellucid.runs.run_dir import choose_folder, only_one, read_json, write_run_dir
+from pellucid.runs.tracking import Tracked, check_tracker
 from pellucid.runs.trainable import CountedKind, Startable, Trainable
 from pellucid.runs.trainer import Trainer
 
@@ -65,6 +66,7 @@ def start_run(
 
     Raises ValueError, before the folder is made, where the input or an option is wrong.
     """
+    check_tracker(startable.recipe)
     run_dir = choose_folder(out, startable.recipe.inputs)
     pace = Pace.of_minutes(startable.recipe.train.minutes, began)
     with Interruption(reporter) as interruption:
@@ -113,6 +115,7 @@ def resume_run(
     The input is read again. Raises RecipeError where it is no longer the same, and names the file that differs.
     """
     written = written or trainable.recipe
+    check_tracker(trainable.recipe)
     with Interruption(reporter) as interruption, only_one(run_dir):
         pace = Pace.of_minutes(length.get("minutes") or 0.0)
         step = max(steps_of(run_dir), default=0)
@@ -216,14 +219,14 @@ def train_to_end(
         trainable.set_first_weights()
     trainable.begin()
     recipe, peak = trainable.recipe, peak_speed(run_dir, trainable.device)
+    step, is_first = checkpoint.step if checkpoint else 0, trainable.processes.is_first
+    tracked = Tracked(run_dir, recipe, step) if is_first else None
     trainer = Trainer(
         run_dir=run_dir,
         trainable=trainable,
         optimizer=make_optimizer(recipe, trainable.network, trainable.processes),
         reporter=reporter,
-        metrics=MetricsFile(
-            run_dir / "metrics.jsonl", checkpoint.step if checkpoint else 0, writes=trainable.processes.is_first
-        ),
+        metrics=MetricsFile(run_dir / "metrics.jsonl", step, writes=is_first, copy_to=tracked),
         interruption=interruption,
         pace=pace,
         peak=peak and peak * trainable.processes.n,

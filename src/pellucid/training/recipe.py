@@ -412,7 +412,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def differences(old: Recipe, new: Recipe) -> list[str]:
     """The fields in which two recipes differ, one line each; `--resume` may change none of them.
 
-    The layout of the processes is none of them: it changes nothing that is computed.
+    The layout of the processes and the tracker are none of them: they change nothing that is computed.
     """
-    a, b = (_flat({**recipe.to_dict(), "parallel": {}}) for recipe in (old, new))
+    a, b = (_flat({**with_train(recipe, track="no").to_dict(), "parallel": {}}) for recipe in (old, new))
     return [f"{k}: {a.get(k)} in the run, {b.get(k)} asked for" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]
