@@ -19,9 +19,9 @@ This page is written by `python docs/build_commands.py`: it has what `pellucid C
 | exit code | meaning |
 |---|---|
 | 0 | the command did what it was asked to do |
-| 1 | a check failed (`verify`, a benchmark) |
+| 1 | a comparison failed (`verify`, `convert`) |
 | 2 | the input or the options are wrong; the message says what was given and what was expected |
-| 3 | training stopped because losses or gradients were not finite, several steps in a row |
+| 3 | training stopped: losses or gradients were not finite, several steps in a row, or the last held-out loss was not |
 | 130, 143 | Ctrl-C or SIGTERM; training has saved first, and `--resume` continues |
 """
 

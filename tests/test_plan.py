@@ -426,3 +426,14 @@ def test_numbers_are_readable():
     assert size(3 * 2**29) == "1.50 GiB"
     assert duration(90) == "90.0 s"
     assert duration(7200) == "2.0 hours"
+
+
+def test_a_speed_that_noise_extrapolates_below_zero_is_that_of_the_slowest_network(monkeypatch):
+    """Four layers that seem faster than two say nothing about twenty-four."""
+    recipe = make_recipe(
+        (), "gpt2", {"n_layers": 24, "d_model": 16, "n_heads": 2, "n_ctx": 16, "n_vocab": 64, "batch": 2}
+    )
+    monkeypatch.setattr(speed, "in_turn", lambda steps, budget, least: [0.5, 0.1])
+    recipe = with_train(recipe, precision="float32", attention="fused", accumulate=1)
+    found = speed.training_speed(recipe, torch.device("cpu"), budget=1e9)
+    assert found.seconds == 0.5

@@ -144,7 +144,8 @@ def train(
                 neither has one
     held_out    what is measured on and never trained on: a share of the text (a tenth unless given), or files and
                 folders of your own
-    resume      continue the run in `out` exactly; a length makes it longer, and other options are refused
+    resume      continue the run in `out` exactly; a length makes it longer, the layout of the processes and the tracker
+                may change, and other options are refused
     from_model  start from the weights, tokenizer and architecture of this run or saved model
     revision    of a name on the Hugging Face hub to start from: a branch, a tag or a commit
     mix         auto: also count an n-gram on the training text and store it in the run. Its share beside the network is
@@ -152,7 +153,7 @@ def train(
                 same as the field train.mix (`pellucid.predictors.mixed_training`)
     opens_in    transformers or gguf (llama.cpp): where no preset is named, start from one that this software opens
                 without extra code, and refuse options that it cannot represent, before the text is read
-    explain     print what decided the sizes: all that were considered, and the formulas
+    explain     print what decided the sizes: the best of each width, and the formulas
     show        print what happens: live in a terminal, plain lines elsewhere
 
     Losses are in nats per token. Ctrl-C and SIGTERM save and return (`Run.exit_code` 130, 143). Raises

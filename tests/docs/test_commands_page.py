@@ -26,14 +26,19 @@ def test_the_page_is_fresh():
 
 
 def test_the_table_of_presets_has_all_of_them_with_their_sizes():
-    """The third cell is words; the sizes of a row with several presets are those of the first and the last."""
+    """A row of several presets has the sizes of each, or the least and the most of them."""
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     (table,) = re.findall(r"^\| presets \|.*?\n\n", page, re.DOTALL | re.MULTILINE)
     named = []
     for names, sizes in re.findall(r"^\| (`.*?) \| (.*?) \|", table, re.MULTILINE):
         of_row = re.findall(r"`(.*?)`", names)
         named += of_row
-        numbers = {int(n) for n in re.findall(r"\d+", sizes)}
-        shown = [PRESETS[name] for name in (of_row[0], of_row[-1])]
-        assert numbers == {n for a in shown for n in (a.n_layers, a.d_model, a.n_ctx)}, names
+        true = [(a.n_layers, a.d_model, a.n_ctx) for a in (PRESETS[name] for name in of_row)]
+        if " and " in sizes:  # the sizes of each
+            shown = [tuple(map(int, part.split(", "))) for part in sizes.split(" and ")]
+        else:  # one number for all, or the least and the most
+            ranges = [sorted({int(n) for n in part.split(" to ")}) for part in sizes.split(", ")]
+            assert ranges == [sorted({min(of_all), max(of_all)}) for of_all in zip(*true, strict=True)], names
+            continue
+        assert shown == true, names
     assert sorted(named) == sorted(PRESETS)

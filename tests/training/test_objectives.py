@@ -222,13 +222,14 @@ def test_random_tokens_of_a_masked_model_are_no_special_ones():
 def test_held_out_text_is_hidden_by_the_same_share_and_scored_once(tmp_path):
     """A text shorter than a window has fewer places hidden; places that two windows share are scored in one."""
     fields = {"objective": "masked", "steps": 2, "evaluate_every": 2, "mask_share": 0.25, "n_ctx": 16}
-    for n, least in ((4000, 30), (400, 2)):
+    for n, least in ((4000, 30), (120, 2)):
         folder = tmp_path / str(n)
         folder.mkdir()
         run = start(write_text(folder, n), folder / "run", **fields)
         tokens = Tokens.open(next(iter(cache_folder().glob("tokens-*"))), load_tokenizer(run.path))
         data = MaskedData(tokens, run.recipe, torch.device("cpu"))
         places, scored = [], 0
+        assert (data.n_held_out < fields["n_ctx"]) == (n == 120)
         for given, plain in zip(data.held_out(), data.windows(), strict=True):
             hidden = given.inputs != given.targets
             places.append(hidden.float().mean().item())

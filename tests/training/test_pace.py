@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+import statistics
 import time
 from dataclasses import replace
 
@@ -311,3 +312,24 @@ def test_no_time_is_kept_for_samples_that_are_not_written(can_sample, every, sec
     pace = Pace.from_now(60.0)
     pace.know(0, 0, can_sample=can_sample)
     assert pace.sample(recipe_for("nowhere", **(QUICK | {"sample_every": every}))) == seconds
+
+
+def test_a_held_out_token_takes_what_it_takes_in_the_median_batch(text, tmp_path, monkeypatch):
+    """Not in the quickest, by which the last evaluation would be cut, nor in those beside a checkpoint's thread."""
+    seconds = iter([9.0, 3.0, 2.0, 5.0, 4.0] * 1000)
+    with monkeypatch.context() as patch:
+        clock = Clock(patch, 0.5)
+        measured(patch, 0.5)
+        real, made = trainable.TransformerTrainable.held_out_sums, []
+
+        def held_out_sums(self, batch):
+            clock.now += next(seconds) * batch.inputs.numel() / 1e6
+            return real(self, batch)
+
+        patch.setattr(trainable.TransformerTrainable, "held_out_sums", held_out_sums)
+        patch.setattr(Pace, "end_of", lambda self, recipe, step: made.append(self) or 3)
+        fields = QUICK | {"batch": 1, "evaluate_every": 3, "evaluate_tokens": 40}
+        start(text, tmp_path / "run", Heard(), clock.sampler, minutes=1.0, **fields)
+    n_batches = -(-made[0].n_held_out // 8)
+    expected = sorted(([9.0, 3.0, 2.0, 5.0, 4.0] * 1000)[:n_batches])
+    assert made[0].took["token"] == pytest.approx(statistics.median(expected) / 1e6, rel=1e-3)

@@ -482,6 +482,17 @@ def test_a_rule_that_the_run_replaced_by_a_value_is_no_open_choice(text, tmp_pat
         assert named in refuse(capsys, "--resume", "--out", run, "--steps", "3", "--set", value)
 
 
+def test_zero_is_no_open_choice_of_adapters(text, tmp_path, capsys):
+    base = start(text, tmp_path / "base", steps=2, evaluate_every=1).path
+    fields = {"adapt.rank": 2, "adapt.alpha": 8.0, "batch": 2, "precision": "float32"}
+    run = pellucid.train(text, out=tmp_path / "run", from_model=base, steps=2, fields=fields).path
+    for value, named in (
+        ("rank=0", "adapt.rank: 2 in the run, 0 asked for"),
+        ("alpha=0", "adapt.alpha: 8.0 in the run, 0.0 asked for"),
+    ):
+        assert named in refuse(capsys, "--resume", "--out", run, "--steps", "3", "--set", value)
+
+
 def test_a_run_from_a_model_that_lost_its_checkpoints_begins_again_with_that_model(text, tmp_path):
     """Not with weights drawn from the seed; without the model it says what is missing."""
     base = start(text, tmp_path / "base").path

@@ -122,7 +122,7 @@ class EncodingOptions:
 
     share: Annotated[str, option("K/N"), SHARE_OF_MANY] = "0/1"
     """Encode this one of N shares of the documents, counted from 0; the process that finishes last joins them."""
-    workers: Annotated[int | None, option("N", default="the number of cores"), at_least(0)] = None
+    workers: Annotated[int | None, option("N", default="by the text, 16 at most"), at_least(0)] = None
     """Read and encode with this many processes, each of which reads whole files."""
     seed: Annotated[int, option("N")] = 1337
     """Choose the held-out documents with this seed, which is that of the training."""

@@ -55,7 +55,7 @@ FEWEST_SEQUENCES, MANY_STEPS = 8, (800, 8000)
 #: how often an id must occur in training, at least and on average, without n-gram tables, and with them at a variety of
 #: 1, as they do better on the longer sequences of smaller vocabularies; the power of the variety by which the latter
 #: grows; and the least characters of the text for each id
-MIN_TOKEN_COUNT, OF_VARIED, CHARACTERS_PER_ID = (200, 450), 2.5, 140
+MIN_TOKEN_COUNT, OF_VARIED, CHARACTERS_PER_ID = (200, 450), 2.5, 512
 #: passes above which dropout is used, and after which further passes gain nothing
 PASSES_WITHOUT_DROPOUT, MOST_PASSES, DROPOUT = 12.0, 30.0, 0.1
 

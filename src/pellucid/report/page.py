@@ -80,7 +80,12 @@ def _result(run: Contents, last: dict[str, Any]) -> str:
     )
     parts = dict(run.series("held_out_part"))
     best = min(parts, key=lambda step: parts[step], default=0)
-    if not parts or parts[best] >= parts.get(last["step"], 0.0):
+    if parts and last["step"] not in parts:
+        return big + (
+            '<p class="quiet">There was no time to read enough of the held-out text to compare this step with earlier '
+            f"ones: the checkpoint of step {best:,.0f} is kept as the best, and it is loaded by default.</p>"
+        )
+    if not parts or parts[best] >= parts[last["step"]]:
         return big
     return big + (
         f'<p class="quiet">The lowest held-out loss was that of step {best:,.0f}, by '

@@ -36,15 +36,17 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 class MetricsFile:
     """Appends rows, after dropping those of steps later than `step`; unless `writes`, it only remembers them.
 
-    `copy_to` gets every row that is written too.
+    `copy_to`, where it is set, gets every row that is written too.
     """
 
-    def __init__(self, path: Path, step: int = 0, writes: bool = True, copy_to: Tracked | None = None):
+    copy_to: Tracked | None = None
+
+    def __init__(self, path: Path, step: int = 0, writes: bool = True):
         rows = [strict(row) for row in read_metrics(path) if row["step"] <= step]
         if writes:
             replace_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
         self.file: TextIO = open(path if writes else os.devnull, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
-        self.kept, self.writes, self.copy_to = rows, writes, copy_to
+        self.kept, self.writes = rows, writes
 
     def write(self, row: dict[str, Any]) -> dict[str, Any]:
         """Write one line, hand it to the system at once, and return what a reader of the file sees."""
@@ -59,6 +61,8 @@ class MetricsFile:
         """What was written is on disk when this returns: a checkpoint may not outlive its rows."""
         if self.writes:
             os.fsync(self.file.fileno())
+        if self.copy_to:
+            self.copy_to.flush()
 
     def close(self) -> None:
         self.file.close()

@@ -170,11 +170,9 @@ class TrainOptions(Options):
         for name in ("weight_decay", "ngram_weight_decay"):
             decay = getattr(self, name)
             refuse_unless(decay >= 0 or decay == -1, name, "0 or more, or -1 to have it chosen")
-            # a step multiplies a weight by 1 - rate x decay
-            rates = ("learning_rate",) if name == "ngram_weight_decay" else ("learning_rate", "muon_learning_rate")
-            highest = max(rates, key=lambda rate: getattr(self, rate))
-            expected = f"less than 1 / {highest} = {1 / getattr(self, highest):g}, so that weights keep their signs"
-            refuse_unless(getattr(self, highest) * decay < 1, name, expected)
+            # a step multiplies a weight by 1 - learning_rate x decay; decays that runs choose need no check
+            expected = f"at most 1 / learning_rate = {1 / self.learning_rate:g}, so that weights keep their signs"
+            refuse_unless(decay <= 1 or self.learning_rate * decay <= 1, name, expected)
         refuse_unless(0 < self.mask_share < 1, "mask_share", "a share between 0 and 1, such as 0.15")
         for name in ("beta_1", "beta_2"):
             refuse_unless(0 <= getattr(self, name) < 1, name, "a number from 0 up to, not including, 1")

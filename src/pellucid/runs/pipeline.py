@@ -115,7 +115,6 @@ def resume_run(
     The input is read again. Raises RecipeError where it is no longer the same, and names the file that differs.
     """
     written = written or trainable.recipe
-    check_tracker(trainable.recipe)
     with Interruption(reporter) as interruption, only_one(run_dir):
         pace = Pace.of_minutes(length.get("minutes") or 0.0)
         step = max(steps_of(run_dir), default=0)
@@ -220,13 +219,12 @@ def train_to_end(
     trainable.begin()
     recipe, peak = trainable.recipe, peak_speed(run_dir, trainable.device)
     step, is_first = checkpoint.step if checkpoint else 0, trainable.processes.is_first
-    tracked = Tracked(run_dir, recipe, step) if is_first else None
     trainer = Trainer(
         run_dir=run_dir,
         trainable=trainable,
         optimizer=make_optimizer(recipe, trainable.network, trainable.processes),
         reporter=reporter,
-        metrics=MetricsFile(run_dir / "metrics.jsonl", step, writes=is_first, copy_to=tracked),
+        metrics=MetricsFile(run_dir / "metrics.jsonl", step, writes=is_first),
         interruption=interruption,
         pace=pace,
         peak=peak and peak * trainable.processes.n,
@@ -235,6 +233,8 @@ def train_to_end(
         trainer.restore(checkpoint)
     reporter.begin(recipe, trainer.step, trainable.unit, trainer.peak)
     try:
+        if is_first:
+            trainer.metrics.copy_to = Tracked(run_dir, recipe, step)
         with deterministic_kernels(recipe.train.deterministic == "yes"):
             trainer.train()
         last, finished = trainer.last_evaluation or {}, finish_row(trainer)

@@ -1,14 +1,16 @@
 """The figures of a run in TensorBoard or Weights & Biases too, row by row as they are written to metrics.jsonl.
 
 Both packages are extras (`pellucid[track]`), imported only by a run that asks for one with `train.track`. If a tracker
-fails on the way, a warning says so and training goes on: metrics.jsonl has everything.
+fails, a warning says so and training goes on: metrics.jsonl has everything.
 """
 
-import hashlib
 import importlib.util
 import os
+import secrets
+import sys
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +21,7 @@ class Tracker(Protocol):
     """Where rows of metrics.jsonl go as well."""
 
     def write(self, row: Mapping[str, Any]) -> None: ...
+    def flush(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -41,12 +44,16 @@ class TensorBoard:
         if row.get("sample") is not None:
             self.writer.add_text("sample", row["sample"], row["step"])
 
+    def flush(self) -> None:
+        self.writer.flush()
+
     def close(self) -> None:
         self.writer.close()
 
 
 class WeightsAndBiases:
-    """A run of W&B's project `pellucid`, with the recipe as its configuration; a run that is resumed goes on in it.
+    """A run of W&B's project `pellucid`, with the recipe as its configuration; its id is kept in the run's folder, so
+    that a run that is resumed goes on in it.
 
     W&B's own environment variables (WANDB_MODE, WANDB_PROJECT, ...) say where it goes.
     """
@@ -54,73 +61,84 @@ class WeightsAndBiases:
     def __init__(self, run_dir: Path, recipe: RunRecipe, step: int):
         import wandb
 
-        name = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:16]
+        known = run_dir / "wandb-id.txt"
+        if not known.exists():
+            known.write_text(secrets.token_hex(8), encoding="utf-8")
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "pellucid"),
             name=run_dir.name,
-            id=os.environ.get("WANDB_RUN_ID", name),
+            id=known.read_text(encoding="utf-8"),
             dir=str(run_dir),
             config=recipe.to_dict(),
             resume="allow",
         )
+        # W&B's own steps only grow, and a resumed run may take steps again
+        self.run.define_metric("*", step_metric="step")
 
     def write(self, row: Mapping[str, Any]) -> None:
         text = {} if row.get("sample") is None else {"sample": row["sample"]}
-        self.run.log(numbers_of(row) | text, step=row["step"])
+        self.run.log({"step": row["step"], **numbers_of(row), **text})
+
+    def flush(self) -> None:
+        """W&B's own process has the rows already."""
 
     def close(self) -> None:
-        self.run.finish()
+        # closed while an error is on its way, the run is marked as failed
+        self.run.finish(exit_code=int(sys.exc_info()[0] is not None))
 
 
-#: what `train.track` names, and the package that it needs
-TRACKERS: dict[str, tuple[Callable[[Path, RunRecipe, int], Tracker], str]] = {
-    "tensorboard": (TensorBoard, "tensorboard"),
-    "wandb": (WeightsAndBiases, "wandb"),
+#: what `train.track` names, which is also the package that it needs
+TRACKERS: dict[str, Callable[[Path, RunRecipe, int], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
 }
 
 
+def is_installed(package: str) -> bool:
+    """Whether this package can be imported."""
+    return importlib.util.find_spec(package) is not None
+
+
 def check_tracker(recipe: RunRecipe) -> None:
-    """Raise RecipeError where the package of the tracker is not installed."""
-    if recipe.train.track == "no":
-        return
-    package = TRACKERS[recipe.train.track][1]
-    if importlib.util.find_spec(package) is None:
+    """Raise RecipeError where the package of a new run's tracker is not installed."""
+    package = recipe.train.track
+    if package != "no" and not is_installed(package):
         raise RecipeError(
-            f"train.track = {recipe.train.track} needs the package {package}: install it "
-            f"(pip install {package}), or leave train.track at no; metrics.jsonl has the same figures"
+            f"train.track = {package} needs the package {package}: install it (pip install {package}), or leave "
+            "train.track at no; metrics.jsonl has the same figures"
         )
 
 
 class Tracked:
-    """The tracker that a recipe names, or none. A failure after its start is a warning, and ends it."""
+    """The tracker that a recipe names, or none. What fails in it is a warning, and ends it."""
 
     def __init__(self, run_dir: Path, recipe: RunRecipe, step: int):
-        self.tracker: Tracker | None = None
-        if recipe.train.track == "no":
-            return
-        try:
-            self.tracker = TRACKERS[recipe.train.track][0](run_dir, recipe, step)
-        except Exception as error:  # whatever the package raises
-            raise RecipeError(f"train.track = {recipe.train.track} could not begin: {error}") from error
+        self.name, self.tracker = recipe.train.track, None
+        if self.name != "no":
+            self.tracker = self.attempt(partial(TRACKERS[self.name], run_dir, recipe, step))
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Hand on a row."""
         if self.tracker is not None:
-            try:
-                self.tracker.write(row)
-            except Exception as error:  # whatever the package raises
-                self.give_up(error)
+            self.attempt(partial(self.tracker.write, row))
+
+    def flush(self) -> None:
+        """What was handed on survives the end of this process."""
+        if self.tracker is not None:
+            self.attempt(self.tracker.flush)
 
     def close(self) -> None:
         """Write what is left."""
         if self.tracker is not None:
-            try:
-                self.tracker.close()
-            except Exception as error:  # whatever the package raises
-                self.give_up(error)
-            self.tracker = None
+            self.attempt(self.tracker.close)
 
-    def give_up(self, error: Exception) -> None:
-        """Warn, and hand on nothing more."""
-        name, self.tracker = type(self.tracker).__name__, None
-        warnings.warn(f"{name} failed and gets no more figures: {error}; metrics.jsonl has all of them", stacklevel=2)
+    def attempt(self, do: Callable[[], Any]) -> Any:
+        """The result, or None with a warning where the package raises whatever it raises."""
+        try:
+            return do()
+        except Exception as error:
+            self.tracker = None
+            warnings.warn(
+                f"{self.name} failed ({error}) and gets no more figures; metrics.jsonl has all of them", stacklevel=3
+            )
+            return None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pellucid.runs.checkpoint import (
     Checkpoint,
     best_loss,
+    best_step,
     files_of,
     mark_best,
     mark_good,
@@ -400,8 +401,11 @@ class Trainer(Generic[RecipeT]):
         self.reporter.evaluation(row)
         if cut:
             everything = f"{self.trainable.data.n_held_out:,} held-out {self.trainable.unit}s"
+            kept = best_step(self.run_dir)
+            compared = part is not None or kept is None
             self.reporter.note(
                 f"the time was over after {cut:,} of {everything}, and the loss is over these; a longer run reads all"
+                + ("" if compared else f". They are too few to compare: the checkpoint of step {kept} stays the best")
             )
         self.curve.see(row)
         if warning := self.curve.warning():

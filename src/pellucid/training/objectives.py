@@ -112,8 +112,8 @@ def scored_targets(given: MicroBatch) -> Int[Tensor, " pos"]:
 def losses_and_hits(network: Transformer, given: MicroBatch) -> tuple[Float[Tensor, "batch pos"], Visible]:
     """-log P(target) at every position, in nats, and whether the target was the likeliest token.
 
-    The two need not move together (S4, accuracy and log-loss). Where a pass has MANY_LOGITS or more, CHUNK of them
-    exist at a time, as in training.
+    The two need not move together (S4, accuracy and log-loss). Where a pass of a network that no processes divide
+    has MANY_LOGITS or more, CHUNK of them exist at a time, as in training.
     """
     targets = given.targets.flatten()
     if has_many_logits(network, given):

@@ -357,8 +357,8 @@ def _with_unchecked(recipe: Recipe, asked: Mapping[str, Any]) -> Recipe:
     return replace(recipe, **parts)
 
 
-#: fields whose defaults of 0 and -1 are values like others, and do not mean that the field is chosen
-NEVER_OPEN = ("balance", "rank", "warmup")
+#: fields whose defaults of 0 and -1 are rules or values like others, and do not mean that a run chooses a value
+NEVER_OPEN = ("balance", "rank", "alpha", "warmup")
 
 
 def _leaves_open(name: str, value: Any) -> bool:
