@@ -94,15 +94,15 @@ TRACKERS: dict[str, Callable[[Path, RunRecipe, int], Tracker]] = {
 }
 
 
-def is_installed(package: str) -> bool:
-    """Whether this package can be imported."""
+def can_import(package: str) -> bool:
+    """Whether there is such a package; it is not imported."""
     return importlib.util.find_spec(package) is not None
 
 
 def check_tracker(recipe: RunRecipe) -> None:
     """Raise RecipeError where the package of a new run's tracker is not installed."""
     package = recipe.train.track
-    if package != "no" and not is_installed(package):
+    if package != "no" and not can_import(package):
         raise RecipeError(
             f"train.track = {package} needs the package {package}: install it (pip install {package}), or leave "
             "train.track at no; metrics.jsonl has the same figures"
