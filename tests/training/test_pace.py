@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import Heard, assert_same_tensors, recipe_for, resume, rows, sample_text, start, tensors
 
+from pellucid.report.page import write_page
 from pellucid.runs import pace as pace_module
 from pellucid.runs import pipeline
 from pellucid.runs import trainer as trainer_module
@@ -192,6 +193,9 @@ def test_the_last_evaluation_is_cut_when_the_time_is_over(text, tmp_path, monkey
     assert last["cut"] < done.recipe.train.evaluate_tokens
     assert last["held_out_part"] is None
     assert best_step(run) != done.step
+    assert f"They are too few to compare: the checkpoint of step {best_step(run)} stays the best" in heard.text
+    page = write_page(run).read_text(encoding="utf-8")
+    assert f"the checkpoint of step {best_step(run):,} is kept as the best, and it is loaded by default" in page
     assert f"the time was over after {last['cut']:,} of " in heard.text
     again = Heard()
     resume(run, again)
