@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -236,7 +237,9 @@ def test_weights_and_guesses_are_chosen_and_said(trained, capsys):
     assert cli.main([*given, "--speculate", "4"]) == 0
     assert capsys.readouterr().out == plain.out
     assert cli.main([*given, "--weights", "float16"]) == 0
-    assert "weights: float16, 0.0" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "weights: float16, 0.0" in said
+    assert re.search(r"^weights: float16 costs [+-]0\.\d{5} bits per byte \(\d", said, re.MULTILINE)
     assert cli.main([*given, "--weights", "int3"]) == 2
     assert "float16" in capsys.readouterr().err
     assert cli.main([*given, "--speculate", "4", "--beams", "2"]) == 2

@@ -1,10 +1,12 @@
 """What the tests of README and docs share: the blocks of a page, made short, and run as a reader would run them."""
 
 import contextlib
+import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -30,6 +32,16 @@ SHORTER = {
     r"^(pellucid chat .*?)(?= +#|$)": r"\1 --max-tokens 5",
     r"^(pellucid train [^-\n]*--objective source-target.*)": r"\1 --set n_layers=1 --set d_model=48 --set n_ctx=32",
 }
+
+
+def script(name: str) -> ModuleType:
+    """docs/NAME.py, which belongs to no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def page(name: str) -> str:

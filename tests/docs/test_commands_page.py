@@ -1,34 +1,22 @@
 """docs/commands.md has what --help prints, and docs/training.md every preset."""
 
-import importlib.util
 import re
-from pathlib import Path
+
+from doc_pages import page, script
 
 from pellucid.presets import PRESETS
 
-ROOT = Path(__file__).parents[2]
-
-
-def make_builder():
-    spec = importlib.util.spec_from_file_location("build_commands", ROOT / "docs" / "build_commands.py")
-    assert spec is not None
-    assert spec.loader is not None
-    builder = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(builder)
-    return builder
-
 
 def test_the_page_is_fresh():
-    builder = make_builder()
-    page = builder.page()
-    assert page.count("usage: pellucid ") == page.count("\n## ") == 18
-    assert builder.PAGE.read_text(encoding="utf-8") == page
+    builder = script("build_commands")
+    fresh = builder.page()
+    assert fresh.count("usage: pellucid ") == fresh.count("\n## ") == 18
+    assert builder.PAGE.read_text(encoding="utf-8") == fresh
 
 
 def test_the_table_of_presets_has_all_of_them_with_their_sizes():
     """A row of several presets has the sizes of each, or the least and the most of them."""
-    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    (table,) = re.findall(r"^\| presets \|.*?\n\n", page, re.DOTALL | re.MULTILINE)
+    (table,) = re.findall(r"^\| presets \|.*?\n\n", page("docs/training.md"), re.DOTALL | re.MULTILINE)
     named = []
     for names, sizes in re.findall(r"^\| (`.*?) \| (.*?) \|", table, re.MULTILINE):
         of_row = re.findall(r"`(.*?)`", names)

@@ -1,23 +1,12 @@
 """docs/families.md says what the tables say; the differences on it are measured when it is written."""
 
-import importlib.util
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-
-
-def make_builder():
-    spec = importlib.util.spec_from_file_location("build_families", ROOT / "docs" / "build_families.py")
-    assert spec is not None
-    assert spec.loader is not None
-    builder = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(builder)
-    return builder
+from doc_pages import ROOT, script
 
 
 def test_the_page_is_fresh():
-    builder = make_builder()
+    builder = script("build_families")
     page = builder.PAGE.read_text(encoding="utf-8")
     end = builder.left_out() + builder.without_effect()
     head, table, lines = page.removesuffix(end).partition(builder.TABLE)

@@ -1,23 +1,10 @@
 """docs/mathematics.md is what its sources say now, and the sources name nothing that is not there."""
 
-import importlib.util
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from doc_pages import script
 
-
-def generator():
-    """docs/build_mathematics.py, which belongs to no package."""
-    spec = importlib.util.spec_from_file_location("build_mathematics", ROOT / "docs" / "build_mathematics.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-BUILD = generator()
+BUILD = script("build_mathematics")
 
 
 def test_the_page_is_not_stale():

@@ -1,6 +1,5 @@
 """The site: built without a warning, whole, and with nothing fetched from outside. `make site` installs its tools."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from doc_pages import ROOT
+from doc_pages import ROOT, script
 from test_lessons import LESSONS
 from test_links import FETCHED, STYLES
 
@@ -85,11 +84,7 @@ class TestSite:
 
 def test_docstrings_become_rest():
     """Paragraphs stay as they are, lines that describe a parameter become definitions, indented ones literal."""
-    spec = importlib.util.spec_from_file_location("site_extension", ROOT / "docs" / "site_extension.py")
-    assert spec is not None
-    assert spec.loader is not None
-    extension = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(extension)
+    extension = script("site_extension")
     docstring = (
         "Score a text* by `score`.\n\nstride    moves\n          the window\nn_ctx     its length\n\n    y = x\n"
     )

@@ -1,5 +1,6 @@
 """Packed products are the products of the weights they keep, and a prepared network is the network of those."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,11 @@ from pellucid.generate import pack_weights as prepare_module
 from pellucid.generate import packed_linear as products
 from pellucid.generate.pack_weights import network_for, pack_network, packed_network
 from pellucid.generate.packed_linear import PRODUCTS, Int4, Int8
+from pellucid.generate.scoring import score
+from pellucid.generate.weights_cost import cost_of_weights
 from pellucid.model import Transformer
+from pellucid.text.read.documents import bundled
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer, learn_tokenizer
 
 KINDS = [kind for kind in PRODUCTS if products.available(kind)]
 #: every product, among them the one that is used where there is no compiler
@@ -181,3 +186,29 @@ def test_weights_that_are_assigned_anew_are_packed_anew():
     x, bias = torch.ones(1, 1, 8), linear.bias
     doubled, once = (made.blocks[0].mlp.up[0](x) - bias for made in (after, before))
     assert torch.allclose(doubled, 2 * once, atol=1e-5)
+
+
+@pytest.mark.parametrize("weights", ["loaded", "float32", "float16", "int8", "int4"])
+def test_what_rounded_weights_cost_is_the_difference_of_two_scores(weights):
+    """Of the network with its own weights, and of one that holds the rounded numbers in their place."""
+    tokenizer = ByteTokenizer()
+    a = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=32, d_model=16, n_layers=1)
+    network = make_network(a).float()
+    said = cost_of_weights(network, tokenizer, weights)
+    if weights in ("loaded", "float32"):
+        assert said == ""
+        return
+    text = bundled("shakespeare").read_text(encoding="utf-8")[:2000]
+    own, rounded = score(network, tokenizer, text), score(pack_network(network, weights).network, tokenizer, text)
+    found = re.fullmatch(rf"weights: {weights} costs (\S+) bits per byte \((\S+) for (\S+), on the first .*\)", said)
+    assert found is not None
+    expected = rounded.bits_per_byte - own.bits_per_byte
+    assert abs(expected) > 1e-7
+    assert float(found[1]) == pytest.approx(expected, abs=6e-6)
+    assert (float(found[2]), float(found[3])) == pytest.approx((rounded.bits_per_byte, own.bits_per_byte), abs=1e-4)
+
+
+def test_words_that_a_tokenizer_lacks_are_counted_in_nats():
+    tokenizer = learn_tokenizer("char", ["abc "], None)
+    network = make_network(Architecture(n_vocab=tokenizer.n_vocab, n_ctx=32, d_model=16, n_layers=1)).float()
+    assert "nats per token (" in cost_of_weights(network, tokenizer, "int8")

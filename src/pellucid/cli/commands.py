@@ -131,6 +131,11 @@ def generate_command(
     results = write(loaded, prompt, output, options)
     if sampling.seed is None and not sampling.beams:
         print(f"seed {results[0].seed}", file=sys.stderr)
+    if m.weights != "auto":
+        from pellucid.generate.weights_cost import cost_of_weights
+
+        if cost := cost_of_weights(loaded.network, loaded.tokenizer, m.weights):
+            print(cost, file=sys.stderr)
     return OK
 
 

@@ -54,7 +54,7 @@ class Pace:
     n_held_out: int = 0
     can_sample: bool = True
     finish_cost: tuple[int, float] = (0, 0.0)
-    #: seconds of the last save and sample, and of a held-out token of a typical batch; 0 where there was none
+    #: seconds of the last save and sample, and of a held-out token of the median batch; 0 where there was none
     took: dict[str, float] = field(default_factory=lambda: {"save": 0.0, "sample": 0.0, "token": 0.0})
     #: when the end was looked at, at which step, and how many were left then
     asked: float = 0.0

@@ -99,7 +99,7 @@ class MaskedData(TokenData):
             raise RecipeError(f"train.objective = masked hides tokens, and the tokenizer has no {MASK} to put there")
         self.mask_id, self.mask_share = tokenizer.mask, recipe.train.mask_share
         special = list(tokenizer.special.values())
-        # our own tokenizers have the mask last, and all ids before it are drawn, as in every run so far
+        # all ids before a mask that is last, as in our own tokenizers: earlier runs resume as they would have
         is_last, ids = tokenizer.mask == tokenizer.n_vocab - 1, np.arange(tokenizer.n_vocab)
         #: what a hidden token may be replaced with at random
         self.plain_ids = ids[:-1] if is_last else np.setdiff1d(ids, special)

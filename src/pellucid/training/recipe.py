@@ -364,9 +364,7 @@ NEVER_OPEN = ("balance", "rank", "alpha", "warmup")
 def _leaves_open(name: str, value: Any) -> bool:
     """Whether this value leaves the field open, so that it agrees with any value of the run."""
     part, _, last = next((k for k in recipe_fields() if k == name or k.endswith(f".{name}")), name).partition(".")
-    if part not in PARTS:
-        return False
-    if last in NEVER_OPEN:
+    if part not in PARTS or last in NEVER_OPEN:
         return False
     default = {f.name: f.default for f in fields(PARTS[part])}.get(last)
     is_chosen = default in (0, -1, "auto") or last == "sample_prompt"

@@ -188,9 +188,9 @@ class SteppedRotary(Rotary):
     def rotate(self, x: Float[Tensor, "batch any_head pos d_head"], rotation: Rotation | None) -> Tensor:
         assert rotation is not None
         cos, sin = rotation
-        is_plain = self.training and cos.ndim == 3 and self.axis == -2 and self.d_rotary == x.size(-1)
-        is_plain = is_plain and cos.size(1) == x.size(2)
-        if not is_plain or not computes(x) or cos.dtype != torch.float32:
+        fits = cos.ndim == 3 and cos.dtype == torch.float32 and cos.size(1) == x.size(2)
+        is_plain = self.training and self.axis == -2 and self.d_rotary == x.size(-1)
+        if not fits or not is_plain or not computes(x):
             return super().rotate(x, rotation)
         return RotationFunction.apply(x, cos[self.kind].contiguous(), sin[self.kind].contiguous())
 
