@@ -130,11 +130,11 @@ def main() -> None:
     made = [choice for corpus in o.texts for choice in choices(corpus, o.data, times, o.machines, o.seeds)]
     if o.choose:
         rows = [[c.corpus, f"{c.seconds:g}", c.machine, *of_size(c), f"{c.size.expected:.3f}"] for c in made]
-        show("chosen", ["text", "seconds", "machine", "size", "batch", "steps", "passes", "ranked by"], rows)
+        show("chosen", ["text", "seconds", "machine", "size", "batch", "steps", "epochs", "ranked by"], rows)
         return
     results = train([cell for choice in made for cell in choice.cells], o.data, o.results)
     rows = [[c.corpus, f"{c.seconds:g}", c.machine, *of_size(c), f"{c.reached(results):.4f}"] for c in made]
-    show("held-out bits per byte", ["text", "seconds", "machine", "size", "batch", "steps", "passes", "reached"], rows)
+    show("held-out bits per byte", ["text", "seconds", "machine", "size", "batch", "steps", "epochs", "reached"], rows)
     rows, worse = [], 0
     for what, before, after in doublings(made):
         change = after.reached(results) / before.reached(results) - 1
@@ -149,7 +149,7 @@ def main() -> None:
 def of_size(choice: Choice) -> list[str]:
     """Cells of a table."""
     s = choice.size
-    return [choice.name, str(s.batch), str(s.steps), f"{s.passes:.2f}"]
+    return [choice.name, str(s.batch), str(s.steps), f"{s.epochs:.2f}"]
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def main() -> None:
         environment = {**os.environ, "PELLUCID_CACHE": str(cache)}
         n_bytes = write_texts(options.texts, texts, int(options.gigabytes * 1e9))
         start = time.perf_counter()
-        size = ["--vocabulary", str(options.vocabulary), "--share", "0.01"]
+        size = ["--vocabulary", str(options.vocabulary), "--sample", "0.01"]
         subprocess.run([*COMMAND, "train", str(texts), *size, "--out", str(tokenizer)], check=True, capture_output=True)
         learned = time.perf_counter() - start
 

@@ -87,7 +87,7 @@ def run_cell(cell: Cell, data: Path, cost: tuple[float, float]) -> dict[str, Any
         )
         if run.exit_code:  # it was interrupted
             raise SystemExit(run.exit_code)
-    keep = ("vocabulary", "d_model", "n_layers", "batch", "ngrams", "steps", "passes")
+    keep = ("vocabulary", "d_model", "n_layers", "batch", "ngrams", "steps", "epochs")
     size = {name: getattr(made.chosen, name) for name in keep}
     return asdict(cell) | size | {"scale": scale, "bits_per_byte": run.bits_per_byte}
 

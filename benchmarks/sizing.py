@@ -28,7 +28,7 @@ import torch
 from benchmarks.side_by_side import header, show
 from pellucid.demo import bundled
 from pellucid.plan import sizing
-from pellucid.plan.sizing import CONTEXT, DROPOUT, PASSES_WITHOUT_DROPOUT, STEPPING
+from pellucid.plan.sizing import CONTEXT, DROPOUT, EPOCHS_WITHOUT_DROPOUT, STEPPING
 from pellucid.runs.length import with_length
 from pellucid.runs.pipeline import start_run
 from pellucid.runs.reporter import QuietReporter
@@ -239,7 +239,7 @@ def used(size: sizing.Size, text: sizing.Text, recipe: Recipe) -> sizing.Size:
 
 def as_cell(corpus: str, seconds: float, s: sizing.Size) -> Cell:
     """Its run."""
-    dropout = DROPOUT if s.passes > PASSES_WITHOUT_DROPOUT else 0.0
+    dropout = DROPOUT if s.epochs > EPOCHS_WITHOUT_DROPOUT else 0.0
     more = {"batch": s.batch, "dropout": dropout, "ngrams": 5 if s.ngrams else 1}
     return Cell(corpus, seconds, s.vocabulary, s.d_model, s.n_layers, rows=s.rows, steps=s.steps, **more)
 
@@ -273,7 +273,7 @@ def run_cell(cell: Cell, data: Path) -> dict[str, Any]:
     return asdict(cell) | {
         "steps": steps,
         "bytes": len(text.encode()),
-        "passes": run.recipe.tokens_per_step * steps / n_train,
+        "epochs": run.recipe.tokens_per_step * steps / n_train,
         "bits_per_byte": run.bits_per_byte,
     }
 
@@ -316,17 +316,17 @@ def fit(lines: Sequence[dict[str, Any]], data: Path) -> dict[str, float]:
     corpora = sorted({x["corpus"] for x in kept})
     texts = [CORPORA[name](data) for name in corpora]
     known, own = [known_of(text) for text in texts], np.array([corpora.index(x["corpus"]) for x in kept])
-    d, n, passes = (np.array([float(x[k]) for x in kept]) for k in ("d_model", "n_layers", "passes"))
+    d, n, epochs = (np.array([float(x[k]) for x in kept]) for k in ("d_model", "n_layers", "epochs"))
     steps = np.array([x["steps"] * x["batch"] * CONTEXT / sizing.STEP_TOKENS for x in kept])
     varied, n_characters = (np.array([getattr(k, name) for k in known])[own] for name in ("variety", "n_characters"))
     y = np.array([x["bits_per_byte"] for x in kept]) * np.array([len(t.encode()) / len(t) for t in texts])[own]
-    again = np.maximum(passes - 1, 0)
+    again = np.maximum(epochs - 1, 0)
     names = ["few", "few_fall", "layers", "little", "little_fall", "short", "short_fall", "worth"]
     low, high = [0, 0.05, 0.1, 0, 0.05, 0, 0.2, 0.5], [3, 0.8, 1.5, 5, 0.8, 40, 1.2, 40]
 
     def made(p: np.ndarray) -> np.ndarray:
         a, b, c, e, f, g, h, w = p[len(corpora) :]
-        read = n_characters * (np.minimum(passes, 1) + w * (1 - np.exp(-again / w)))
+        read = n_characters * (np.minimum(epochs, 1) + w * (1 - np.exp(-again / w)))
         little = e * varied * (read / 1e6) ** -f
         return p[own] + a * (12 * n**c * d**2 / 1e5) ** -b + little + g * steps**-h
 
@@ -346,10 +346,10 @@ def table(lines: Sequence[dict[str, Any]]) -> None:
     """Every run."""
     names = ["corpus", "seconds", "vocabulary", "d_model", "n_layers", "n_ctx", "batch", "dropout", "ngrams", "steps"]
     rows = [
-        [*(f"{x[n]:g}" if n != "corpus" else x[n] for n in names), f"{x['passes']:.2f}", f"{x['bits_per_byte']:.4f}"]
+        [*(f"{x[n]:g}" if n != "corpus" else x[n] for n in names), f"{x['epochs']:.2f}", f"{x['bits_per_byte']:.4f}"]
         for x in lines
     ]
-    show("held-out bits per byte", [*names, "passes", "bits per byte"], rows)
+    show("held-out bits per byte", [*names, "epochs", "bits per byte"], rows)
 
 
 def verdicts(groups: Sequence[Sequence[dict[str, Any]]]) -> None:

@@ -121,7 +121,7 @@ def reached(run: Run, data: Path) -> dict[str, Any]:
         n_train = json.loads((made.path / "data.json").read_text())["parts"]["train"]["tokens"]
     assert made.bits_per_byte is not None
     return asdict(run) | {
-        "passes": made.recipe.tokens_per_step * run.steps / n_train,
+        "epochs": made.recipe.tokens_per_step * run.steps / n_train,
         "tokens": n_train,
         "bits_per_character": made.bits_per_byte * len(parts[1].encode()) / len(parts[1]),
     }
@@ -155,9 +155,9 @@ class Ranked:
 
     @staticmethod
     def size_of(line: dict[str, Any], text: sizing.Text) -> sizing.Size:
-        """The size of a run, with the share of passes that its tables may have."""
+        """The size of a run, with the share of epochs that its tables may have."""
         recipe = make_recipe((), None, {})
-        most = sizing.passes_with_tables(recipe, line["tokens"] * text.variety, line["vocabulary"] is None)
+        most = sizing.epochs_with_tables(recipe, line["tokens"] * text.variety, line["vocabulary"] is None)
         return sizing.Size(
             line["vocabulary"] or 128,
             line["d_model"],
@@ -165,8 +165,8 @@ class Ranked:
             line["batch"],
             ngrams=line["rows"] > 0,
             steps=line["steps"],
-            passes=line["passes"],
-            repeats=line["passes"] / most,
+            epochs=line["epochs"],
+            repeats=line["epochs"] / most,
         )
 
     def residuals(self) -> np.ndarray:
@@ -220,10 +220,10 @@ def main() -> None:
     residuals = ranked.residuals()
     names = ["text", "vocabulary", "rows", "d_model", "n_layers", "batch", "steps"]
     rows = [
-        [*(str(x[name] or "-") for name in names), f"{x['passes']:.2f}", f"{x['bits_per_character']:.4f}", f"{r:+.4f}"]
+        [*(str(x[name] or "-") for name in names), f"{x['epochs']:.2f}", f"{x['bits_per_character']:.4f}", f"{r:+.4f}"]
         for x, r in zip(lines, residuals, strict=True)
     ]
-    show("bits per character", [*names, "passes", "reached", "expected less reached"], rows)
+    show("bits per character", [*names, "epochs", "reached", "expected less reached"], rows)
     print(f"root mean square of the last column: {math.sqrt(np.mean(residuals**2)):.4f}")
     if o.fit:
         print(json.dumps(ranked.fit(), indent=1))

@@ -343,11 +343,11 @@ def summary() -> Iterator[str]:
 
 def words() -> Iterator[str]:
     """Every choice of an architecture with its formula, as its source has it."""
-    yield "## The words of an architecture"
+    yield "## The options of an architecture"
     yield ""
-    yield "Each choice is a word with its formula beside it ([architecture.py](../src/pellucid/architecture.py)). For"
-    yield "every word [the forward pass](../tests/conformance/test_engine_forward.py) and"
-    yield "[the gradient](../tests/conformance/test_engine_gradient.py) of the engine equal the reference's, and words"
+    yield "Each value of an option has its formula beside it ([architecture.py](../src/pellucid/architecture.py)). For"
+    yield "every value [the forward pass](../tests/conformance/test_engine_forward.py) and"
+    yield "[the gradient](../tests/conformance/test_engine_gradient.py) of the engine equal the reference's, and values"
     yield "that no source writes out are compared [with loops](../tests/conformance/test_reference_words.py)."
     for node in tree(ARCHITECTURE).body:
         if isinstance(node, ast.ClassDef) and node.name not in ("ArchitectureError", "Dropout"):
@@ -357,7 +357,7 @@ def words() -> Iterator[str]:
             yield from ["", f"**{node.name}**", ""]
             if block:
                 yield from ["```text", block, "```", ""]
-            yield from [row("field", "words", "formula"), "|---|---|---|", *table]
+            yield from [row("option", "values", "formula"), "|---|---|---|", *table]
 
 
 def choices(node: ast.ClassDef, lines: list[str]) -> Iterator[str]:

@@ -217,11 +217,11 @@ def test_too_many_passes_are_warned_of(text, tmp_path):
     a, b = (measured(run) for run in (few, many))
     assert not a.warnings
     assert b.passes == pytest.approx(23 * 1024 / b.n_train, rel=1e-3)
-    assert f"will be read {b.passes:.0f} times: more than 40 passes" in b.warnings[0]
+    assert f"will be read {b.passes:.0f} times: more than 40 epochs" in b.warnings[0]
 
 
 def test_a_model_that_can_hold_the_text_by_heart_is_warned_of(text):
-    """Of 100,000 bytes at 1 bit each: 10,000 parameters cannot, 120,000 can, and in three passes none does."""
+    """Of 100,000 bytes at 1 bit each: 10,000 parameters cannot, 120,000 can, and in three epochs none does."""
     part = Part.from_ids(np.zeros(4000, dtype=np.int64), 257, (0,), 100_000)
     small = replace(recipe_for(text), model=recipe_for(text).model.with_fields({"n_vocab": 257}))
     large = replace(small, model=small.model.with_fields({"d_model": 64}))

@@ -164,7 +164,7 @@ def test_impossible_layouts_are_refused(words, message):
         ({"mlp.experts": 4}, Layout(1, 1, 2), r"tensor = 2 does not divide experts \(mlp.experts = 4\)"),
         ({"attention.sinks": "learned"}, Layout(1, 1, 2), "tensor = 2 does not divide attention.sinks = learned"),
         ({"d_embed": 64}, Layout(1, 1, 2), "tensor = 2 does not divide the projections of d_embed = 64"),
-        ({}, Layout(3, 1, 1), "batch = 64 rows are not divisible by replicate x shard x passes = 3 x 1"),
+        ({}, Layout(3, 1, 1), "batch = 64 rows are not divisible by replicate x shard x micro-batches = 3 x 1"),
     ],
 )
 def test_the_first_size_that_does_not_divide_is_named(changes, layout, message):

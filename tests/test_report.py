@@ -520,3 +520,12 @@ def test_ticks_are_round_and_inside():
     assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
     assert ticks(2.1, 3.4) == pytest.approx([2.2, 2.4, 2.6, 2.8, 3.0, 3.2, 3.4])
     assert [short_number(x) for x in (0, 0.5, 2000.0, 20_000.0, 3e6, 2e-5)] == ["0", "0.5", "2000", "20k", "3M", "2e-5"]
+
+
+def test_parameters_of_a_narrower_embedding_are_counted_by_its_width(trained):
+    about = Contents.of(trained)
+    model = about.recipe.model.with_fields({"d_embed": 3, "embed_projection": "sum"})
+    parts = replace(about, recipe=replace(about.recipe, model=model)).parameters
+    assert parts["n-gram tables"] == 32 * 3
+    assert min(parts.values()) > 0
+    assert sum(n for part, n in parts.items() if part != "total") == parts["total"]

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 import pellucid
 from pellucid.plan import sizing
 from pellucid.plan.sizing import (
-    FEW_PASSES,
+    FEW_EPOCHS,
     Size,
     Text,
     best_of,
     characters_per_token,
     choose_size,
+    epochs_with_tables,
     expected,
     explained,
     fit_to_time,
-    passes_with_tables,
     scale_of,
     seconds_of,
     seconds_to_step,
@@ -69,10 +69,10 @@ def test_what_is_chosen_fits_the_time_and_was_the_best_of_what_was_considered_at
     assert same in [(s.vocabulary, s.d_model, s.n_layers) for s in kept]
     assert c.weights == max(s.weights for s in kept)
     assert c.steps == 1 or c.steps * c.seconds <= 60 * t
-    assert c.passes <= sizing.MOST_PASSES or c.steps == 1
+    assert c.epochs <= sizing.MOST_EPOCHS or c.steps == 1
     assert c.expected <= expected(replace(c, ngrams=False), n)
     n_tokens = n.n_characters / characters_per_token(c.vocabulary, n.variety)
-    assert not c.ngrams or c.passes <= passes_with_tables(recipe(t), n_tokens * n.variety, False)
+    assert not c.ngrams or c.epochs <= epochs_with_tables(recipe(t), n_tokens * n.variety, False)
     assert all(math.isfinite(s.expected) and s.steps >= 1 for s in made.considered)
 
 
@@ -82,7 +82,7 @@ def test_more_time_is_never_ranked_worse(n, t, scale):
     """With as many sequences in a step: twice as many halve the steps."""
     few = choose_size(recipe(t, vocabulary=1024, batch=8), n, scale).chosen
     more = choose_size(recipe(2 * t, vocabulary=1024, batch=8), n, scale).chosen
-    # tables learn more by heart in twice as many passes, and are left out where these are too many
+    # tables learn more by heart in twice as many epochs, and are left out where these are too many
     z, o = sizing.MEMORIZED[False]
     by_heart = z * (math.log(1 / o) ** 2 - math.log(1 / (2 * o)) ** 2)  # from half of the limit to all of it
     lost = max(expected(replace(more, ngrams=False), n) - expected(replace(more, ngrams=True), n), 0.0)
@@ -131,7 +131,7 @@ def test_wide_steps_alone_twice_as_fast_choose_no_network_that_is_too_wide_for_f
     slow, fast = (choose_size(recipe(0.125), text, (1.0, wide)).chosen for wide in (1.0, 0.5))
     assert (slow.d_model, fast.d_model) == (64, 64)
     few, many = (
-        Size(512, d, 1, 8, ngrams=True, steps=n, passes=n * 2048 / text.n_characters) for d, n in ((96, 261), (64, 372))
+        Size(512, d, 1, 8, ngrams=True, steps=n, epochs=n * 2048 / text.n_characters) for d, n in ((96, 261), (64, 372))
     )
     assert expected(many, text) < expected(few, text)
 
@@ -151,9 +151,9 @@ def test_a_larger_network_of_less_time_is_kept_and_the_explanation_says_so():
 
 
 def test_shakespeare_is_read_several_times_with_tables():
-    """Runs of fixed steps at three to four passes over Shakespeare ended lower with tables than without (log)."""
+    """Runs of fixed steps at three to four epochs over Shakespeare ended lower with tables than without (log)."""
     made = choose_size(recipe(3.0), Text(1_003_854), (1.0, 1.0))
-    assert 2 < made.chosen.passes < 5
+    assert 2 < made.chosen.epochs < 5
     assert made.chosen.ngrams
     assert not choose_size(recipe(12.0), Text(250_000), (1.0, 1.0)).chosen.ngrams
 
@@ -226,12 +226,12 @@ def test_compilation_is_counted_in_the_time_for_steps(t, factor, asked, has_comp
 
 
 @given(st.integers(1, 10**6), st.floats(0.01, 30))
-def test_more_weights_steps_or_text_rank_better(steps, passes):
-    size = Size(1024, 128, 4, 16, steps=steps, passes=passes)
+def test_more_weights_steps_or_text_rank_better(steps, epochs):
+    size = Size(1024, 128, 4, 16, steps=steps, epochs=epochs)
     n = Text(10**6)
     assert expected(replace(size, d_model=192), n) < expected(size, n)
     assert expected(replace(size, steps=2 * steps), n) < expected(size, n)
-    assert expected(replace(size, passes=1.5 * passes), n) < expected(size, n)
+    assert expected(replace(size, epochs=1.5 * epochs), n) < expected(size, n)
     assert expected(size, Text(2 * 10**6)) < expected(size, n) < expected(size, Text(10**6, 2.0))
 
 
@@ -292,8 +292,8 @@ def test_what_is_given_stays(monkeypatch, tmp_path):
 def test_a_small_text_ends_before_its_time_and_says_so():
     made = choose_size(recipe(100.0), Text(20_000), (1.0, 1.0))
     again = sized(recipe(100.0), made, set())
-    assert (again.train.minutes, again.train.epochs) == (0.0, sizing.MOST_PASSES)
-    assert "more passes would only memorize this text" in sizing_lines(made, again)[-1]
+    assert (again.train.minutes, again.train.epochs) == (0.0, sizing.MOST_EPOCHS)
+    assert "more epochs would only memorize this text" in sizing_lines(made, again)[-1]
 
 
 def test_many_languages_are_of_more_variety_than_one(tmp_path):
@@ -322,23 +322,23 @@ def test_ids_must_occur_more_often_where_a_text_is_varied():
         assert sizing.min_token_count(with_tables, Text(10**6, varied)) == pytest.approx(least)
 
 
-def most_passes_with_tables(n_characters, variety_=1.0, **fields):
-    """Up to which of 1, 2, 4 ... 32 minutes, in passes, 96/1 keeps its tables; 0 for none."""
+def most_epochs_with_tables(n_characters, variety_=1.0, **fields):
+    """Up to which of 1, 2, 4 ... 32 minutes, in epochs, 96/1 keeps its tables; 0 for none."""
     found = 0.0
     for k in range(6):
         asked = recipe(2.0**k, **fields)
         size = Size(1024, 96, 1, 16)
         made = fit_to_time(size, Text(n_characters, variety_), asked, 60 * 2.0**k, (1.0, 1.0))
-        found = made.passes if made.ngrams else found
+        found = made.epochs if made.ngrams else found
     return found
 
 
 def test_tables_are_had_for_longer_where_there_is_more_to_know():
     """Of characters, which are more than pieces of words; of more languages, and of fewer rows."""
-    of_pieces = most_passes_with_tables(1_000_000)
-    assert 3 < of_pieces < most_passes_with_tables(1_000_000, tokenizer="char")
-    assert of_pieces < most_passes_with_tables(1_000_000, 2.0)
-    assert of_pieces < most_passes_with_tables(1_000_000, ngram_rows=2048)
+    of_pieces = most_epochs_with_tables(1_000_000)
+    assert 3 < of_pieces < most_epochs_with_tables(1_000_000, tokenizer="char")
+    assert of_pieces < most_epochs_with_tables(1_000_000, 2.0)
+    assert of_pieces < most_epochs_with_tables(1_000_000, ngram_rows=2048)
     by_character = choose_size(recipe(3.0, tokenizer="char"), Text(1_000_000), (1.0, 1.0))
     by_piece = choose_size(recipe(3.0), Text(1_000_000), (1.0, 1.0))
     assert (by_character.by_character, by_piece.by_character) == (True, False)
@@ -349,12 +349,12 @@ def test_tables_are_had_for_longer_where_there_is_more_to_know():
 @pytest.mark.parametrize(
     ("size", "n_characters", "by_character", "gained"),
     [
-        # repeats are passes / (4 or 5) / (tokens / 65,536 rows)^(1/3)
-        (Size(1024, 96, 1, 16, steps=800, passes=3.98, repeats=0.64), 1_003_854, False, 0.078),
-        (Size(1024, 96, 2, 16, steps=2000, passes=9.0, repeats=1.45), 1_003_854, False, -0.027),
-        (Size(512, 64, 2, 16, steps=1000, passes=24.0, repeats=5.2), 200_000, False, -0.070),
-        (Size(128, 96, 1, 16, steps=1000, passes=10.0, repeats=1.4), 200_000, True, 0.145),
-        (Size(128, 96, 1, 16, steps=3000, passes=31.0, repeats=4.3), 200_000, True, -0.174),
+        # repeats are epochs / (4 or 5) / (tokens / 65,536 rows)^(1/3)
+        (Size(1024, 96, 1, 16, steps=800, epochs=3.98, repeats=0.64), 1_003_854, False, 0.078),
+        (Size(1024, 96, 2, 16, steps=2000, epochs=9.0, repeats=1.45), 1_003_854, False, -0.027),
+        (Size(512, 64, 2, 16, steps=1000, epochs=24.0, repeats=5.2), 200_000, False, -0.070),
+        (Size(128, 96, 1, 16, steps=1000, epochs=10.0, repeats=1.4), 200_000, True, 0.145),
+        (Size(128, 96, 1, 16, steps=3000, epochs=31.0, repeats=4.3), 200_000, True, -0.174),
     ],
 )
 def test_tables_rank_worse_the_more_often_they_read_the_text(size, n_characters, by_character, gained):
@@ -367,7 +367,7 @@ def test_tables_rank_worse_the_more_often_they_read_the_text(size, n_characters,
 def test_what_would_learn_its_text_by_heart_ranks_behind_a_deeper_network_that_reads_it_less_often():
     """Shakespeare, 2,048 ids, three minutes of two cores: 128/4 ended at 2.080, 128/2 at 2.121 (the log)."""
     deep, shallow = (
-        expected(Size(2048, 128, n, 16, True, steps=steps, passes=p, repeats=p / 5.7), Text(1_003_854, 1.11))
+        expected(Size(2048, 128, n, 16, True, steps=steps, epochs=p, repeats=p / 5.7), Text(1_003_854, 1.11))
         for n, steps, p in ((4, 629, 3.71), (2, 1099, 6.49))
     )
     assert deep < shallow
@@ -377,17 +377,17 @@ def test_what_would_learn_its_text_by_heart_ranks_behind_a_deeper_network_that_r
     ("n_layers", "few", "many", "change"),
     [(1, (1764, 3.6), (3852, 7.9), 0.007), (2, (1641, 3.3), (3248, 6.7), -0.012)],
 )
-def test_more_passes_with_tables_rank_about_alike_where_runs_ended_alike(n_layers, few, many, change):
+def test_more_epochs_with_tables_rank_about_alike_where_runs_ended_alike(n_layers, few, many, change):
     """Shakespeare by characters, 128 wide, after one minute and three (the log)."""
     ranked = [
-        expected(Size(128, 128, n_layers, 16, True, steps=n, passes=p, repeats=p / 12.8), Text(1_003_854, 1.11), True)
+        expected(Size(128, 128, n_layers, 16, True, steps=n, epochs=p, repeats=p / 12.8), Text(1_003_854, 1.11), True)
         for n, p in (few, many)
     ]
     assert ranked[1] - ranked[0] == pytest.approx(change, abs=0.03)
 
 
 @pytest.mark.parametrize(
-    ("text", "by_character", "d_model", "steps", "passes", "gained"),
+    ("text", "by_character", "d_model", "steps", "epochs", "gained"),
     [
         (Text(1_003_854, 1.11), True, 96, 800, 1.63, 0.424),
         (Text(1_003_854, 1.11), True, 96, 1600, 3.26, 0.387),
@@ -396,9 +396,9 @@ def test_more_passes_with_tables_rank_about_alike_where_runs_ended_alike(n_layer
         (Text(4_255_380, 2.75), False, 64, 400, 0.27, 0.744),
     ],
 )
-def test_tables_rank_as_much_better_as_runs_with_them_ended_lower(text, by_character, d_model, steps, passes, gained):
+def test_tables_rank_as_much_better_as_runs_with_them_ended_lower(text, by_character, d_model, steps, epochs, gained):
     """Bits per character of tiny Shakespeare, thirteen books and the Declaration, with and without them (the log)."""
-    without = Size(1024, d_model, 1, 16, steps=steps, passes=passes)
+    without = Size(1024, d_model, 1, 16, steps=steps, epochs=epochs)
     with_tables = replace(without, ngrams=True)
     assert expected(without, text, by_character) - expected(with_tables, text, by_character) == pytest.approx(
         gained, abs=0.1
@@ -413,8 +413,8 @@ def test_with_tables_a_narrower_network_that_takes_more_steps_ranks_better():
         (books, False, (913, 1.06), (584, 0.675)),
     ):
         narrow, wide = (
-            expected(Size(1024, d, 1, 16, ngrams=True, steps=n, passes=passes), text, by_character)
-            for d, (n, passes) in ((96, of_narrow), (128, of_wide))
+            expected(Size(1024, d, 1, 16, ngrams=True, steps=n, epochs=epochs), text, by_character)
+            for d, (n, epochs) in ((96, of_narrow), (128, of_wide))
         )
         assert narrow < wide - 0.01
 
@@ -426,7 +426,7 @@ def test_tables_have_more_rows_where_a_text_is_read_few_times_and_more_still_of_
             fit_to_time(Size(512, 64, 1, 8), Text(n, variety_), recipe(), 50.0, (1.0, 1.0)) for n in (10**7, 5 * 10**5)
         )
         assert few.ngrams
-        assert few.passes < FEW_PASSES * variety_ < many.passes
+        assert few.epochs < FEW_EPOCHS * variety_ < many.epochs
         assert (few.rows, many.rows) == (rows, 0)
         assert sizing.recipe_of_size(recipe(), few).model.ngram_rows == rows
         assert sizing.recipe_of_size(recipe(), many).model.ngram_rows == 16_384
@@ -444,7 +444,7 @@ def test_tables_have_more_rows_where_a_text_is_read_few_times_and_more_still_of_
 
 def test_a_single_layer_ranks_lower_the_more_steps_there_are():
     """In three minutes 128/1 ended behind 128/2 on tiny Shakespeare and on thirteen books (the log)."""
-    one, two = (Size(2048, 128, n, 16, steps=2000, passes=2.0) for n in (1, 2))
+    one, two = (Size(2048, 128, n, 16, steps=2000, epochs=2.0) for n in (1, 2))
     lacks = [
         expected(replace(one, steps=n), Text(10**7)) - expected(replace(two, steps=n), Text(10**7)) for n in (100, 2000)
     ]
@@ -464,10 +464,10 @@ def test_the_explanation_holds_the_formula_and_what_was_chosen():
         *sizing.WITH_TABLES[0],
         *sizing.TABLES_OF_VARIED,
         *sizing.MEMORIZED[0],
-        sizing.PASSES_WITH_TABLES[0],
+        sizing.EPOCHS_WITH_TABLES[0],
         sizing.ONE_LAYER_FIT[0],
         sizing.ONE_LAYER_FIT[1][0],
-        FEW_PASSES,
+        FEW_EPOCHS,
         sizing.OF_VARIED,
     ):
         assert f"{value:g}" in said

@@ -20,6 +20,7 @@ from pellucid.runs.run_dir import read_json
 from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Part, Tokens
+from pellucid.training.chat import epoch_targets
 from pellucid.training.recipe import Recipe
 
 FILE = "baselines.json"
@@ -103,7 +104,7 @@ def measure_baselines(
         counted, scored, held_out, tokens.n_vocab, longest=1 if masked else 5, separator=separator, poll=poll
     )
     again = repeats(train, held_out, poll)
-    passes = recipe.n_steps * recipe.tokens_per_step / len(train)
+    passes = recipe.n_steps * recipe.tokens_per_step / epoch_targets(tokens, recipe.model.n_ctx)
     own = unigram_of(counted, train, tokens.n_vocab, poll)
     lost = tokens.manifest["parts"]["held_out"]["unknown"] / len(held_out)
     warnings = [
@@ -178,7 +179,7 @@ def warn_of_too_few(recipe: Recipe, passes: float, train: Part, bits_per_byte: f
     read = f"the training text, {len(train):,} tokens, will be read {passes:.0f} times"
     if passes >= TOO_MANY_PASSES:
         return [
-            f"{read}: more than {TOO_MANY_PASSES} passes add next to nothing. Add text, or train for a shorter time"
+            f"{read}: more than {TOO_MANY_PASSES} epochs add next to nothing. Add text, or train for a shorter time"
         ]
     holds = bits_per_byte * train.n_bytes
     if passes >= MANY_PASSES and n * BITS_PER_PARAMETER > holds:

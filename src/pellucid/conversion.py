@@ -20,7 +20,7 @@ from pellucid.hub.files import ADAPTER, FolderError, read_object
 from pellucid.hub.folder import Folder
 from pellucid.hub.gguf import from_gguf as gguf_to_ours
 from pellucid.hub.gguf import read_gguf, write_gguf
-from pellucid.hub.open import find_folder, open_folder, read_network
+from pellucid.hub.open import check_checkpoint, find_folder, open_folder, read_network
 from pellucid.hub.own_code import MODEL_TYPE, PREFIX, model_class, write_code
 from pellucid.hub.peft import Changed, read_adapter
 from pellucid.hub.standalone import write_loader
@@ -139,18 +139,19 @@ def convert(
 ) -> Converted:
     """Write the model in `given` (a run, a saved model, a Hugging Face folder or name) in another layout.
 
-    to        pellucid or huggingface, a new folder; gguf, a new file for llama.cpp; adapter, a run's adapters alone as
-              a folder for peft. By default NAME.gguf is gguf, folders of Hugging Face become pellucid, and everything
-              else becomes huggingface
-    family    the Hugging Face family to write, by default the first that can represent the architecture. If none can,
-              or for "pellucid", the folder holds code that transformers' auto classes open
-    revision  a branch, a tag or a commit of a name on the Hugging Face hub; None for its main one
-    trust     read pickled tensors, and tokenizers with patterns that are not known to be safe
-    licence   the licence on the model card
-    shard     the most bytes in one weight file
-    weights   the number format of matrices in a gguf file, float32 by default
-    compare   False skips the comparison, which holds the whole network, for models larger than memory
-    progress  called with what is being done, how much is done, and of how much: 0 of 0 if unknown
+    to          pellucid or huggingface, a new folder; gguf, a new file for llama.cpp; adapter, a run's adapters alone
+                as a folder for peft. By default NAME.gguf is gguf, folders of Hugging Face become pellucid,
+                and everything else becomes huggingface
+    family      the Hugging Face family to write, by default the first that can represent the architecture. If none can,
+                or for "pellucid", the folder holds code that transformers' auto classes open
+    checkpoint  of a run: best (lowest held-out loss), last, or the number of a step
+    revision    a branch, a tag or a commit of a name on the Hugging Face hub; None for its main one
+    trust       read pickled tensors, and tokenizers with patterns that are not known to be safe
+    licence     the licence on the model card, or in the file of gguf; adapters are written without a card
+    shard       the most bytes in one weight file
+    weights     the number format of matrices in a gguf file, float32 by default
+    compare     False skips the comparison, which holds the whole network, for models larger than memory
+    progress    called with what is being done, how much is done, and of how much: 0 of 0 if unknown
 
     The logits of the result are compared with those of the source implementation, or of the definition if that is not
     installed. Raises ParityError if they differ and ValueError for a model or a layout that is refused; then nothing is
@@ -161,7 +162,7 @@ def convert(
         raise FolderError(f"{destination} already exists: choose a new name")
     if to is not None and to not in get_args(Layout):
         raise FolderError(f"to = {to!r}: choose one of {', '.join(get_args(Layout))}")
-    check_request(destination, to, family, weights)
+    check_request(destination, to, family, weights, licence)
     progress("reading the model", 0, 0)
     model = read_model(given, checkpoint=checkpoint, revision=revision, trust=trust)
     theirs = model.folder is not None and bool(model.folder.config)
@@ -186,7 +187,9 @@ def convert(
     return Converted(destination, layout, n_bytes, parity, code, left_out)
 
 
-def check_request(destination: Path, to: Layout | None, family: str | None, weights: Kept | None) -> None:
+def check_request(
+    destination: Path, to: Layout | None, family: str | None, weights: Kept | None, licence: str | None
+) -> None:
     """Raise an error for a request that is wrong whatever the model: the destination, and options of another layout."""
     check_destination(destination)
     known = (*FAMILIES, MODEL_TYPE)
@@ -199,6 +202,8 @@ def check_request(destination: Path, to: Layout | None, family: str | None, weig
         raise FolderError(f"family = {family} applies to to = huggingface, not {layout}: leave it out")
     if weights is not None and layout != "gguf":
         raise FolderError(f"weights = {weights} applies to to = gguf, or a destination NAME.gguf: leave it out")
+    if licence is not None and layout == "adapter":
+        raise FolderError(f"licence = {licence} is written on a model card, and to = adapter writes none: leave it out")
 
 
 @dataclass(frozen=True)
@@ -254,8 +259,12 @@ class Goal:
 def read_model(
     given: str | Path, *, checkpoint: str = "best", revision: str | None = None, trust: bool = False
 ) -> SourceModel:
-    """The model in a run, a saved folder or a Hugging Face folder, or of that name (and revision) on the hub."""
-    path = find_folder(given, revision)
+    """The model in a run, a saved folder or a Hugging Face folder, or of that name (and revision) on the hub.
+
+    Raises FolderError for a checkpoint of anything but a run.
+    """
+    check_checkpoint(Path(given), checkpoint)
+    path = find_folder(given, revision, trust=trust)
     if not (path / "recipe.json").exists():
         folder = open_folder(path, trust=trust)
         source = Path(given).name + (f" ({revision})" if revision else "")
@@ -265,6 +274,8 @@ def read_model(
     if (kind := recipe.get("kind", "transformer") if isinstance(recipe, dict) else None) != "transformer":
         raise FolderError(f"{path} is a run of kind {kind}: only transformers are converted")
     network, tokenizer, step = load_run(path, checkpoint, torch.device("cpu"), base_weights)
+    if not recipe.get("base"):
+        tokenizer = tokenizer.bare()
     state = state_of(network)
     about = {"source": f"{path.name}, step {step}", "data": read_json(path / "data.json")}
     about["recipe"] = recipe

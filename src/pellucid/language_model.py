@@ -21,7 +21,7 @@ from pellucid.generate.replies import Messages, ReplyOptions, ReplyPiece, stream
 from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, GenerateOptions, TextPiece, generate, stream_generate
 from pellucid.hub.folder import LoadWarning
-from pellucid.hub.open import check_revision, find_folder, is_local, open_folder, read_network
+from pellucid.hub.open import check_checkpoint, check_revision, find_folder, is_local, open_folder, read_network
 from pellucid.lens.analysis.ablation import Ablation, ablate
 from pellucid.lens.analysis.heads import KINDS, Heads, HeadScore, detect_heads
 from pellucid.lens.analysis.metrics import Metric
@@ -52,7 +52,7 @@ from pellucid.text.ids import IdTokenizer
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 from pellucid.training.kinds import check_loader
-from pellucid.training.load import load_run
+from pellucid.training.load import load_run, read_recipe
 from pellucid.verify.report import Report
 
 
@@ -84,7 +84,8 @@ class LanguageModel:
         """Generate one text from the prompt; `pellucid.generate.text.stream_generate` describes the options.
 
         An encoder-decoder reads `source="..."` and generates the target; `beams=4` searches for the likeliest text.
-        `edits` (`pellucid.edits`) are made at every step; their positions count from the prompt's first token.
+        `edits` (`pellucid.edits`) are made at every step; their positions count from the first token that is read, as
+        in `trace(prompt)`.
         """
         return generate(self.network, self.tokenizer, prompt, taps=self._taps(edits), **options)[0]
 
@@ -412,7 +413,7 @@ def load(
     `load_predictor` and `load_images`. Raises ValueError when there is no model, it is damaged, or it is of another
     kind.
 
-    checkpoint  of a run: best (lowest held-out loss), last, or the number of a step
+    checkpoint  of a run: best (lowest held-out loss), last, or the number of a step; what is no run has none
     revision    of a name on the hub: a branch, a tag or a commit, such as step1000 of EleutherAI/pythia-70m; None for
                 its main one
     device      auto, cpu, cuda, ...
@@ -421,8 +422,12 @@ def load(
     tokenizer   a tokenizer, or its file or folder, in place of the model's own. Where a folder has none and none is
                 given, texts are ids in digits ("17 4 250")
     allow_nan   open a model although its weights hold NaN or infinity, to look into it
+
+    A run that started from no other model never saw what the tokenizer of another project puts before and after a
+    text, so it is read without that.
     """
     check_revision(folder := Path(model), revision)
+    check_checkpoint(folder, checkpoint)
     torch_device = resolve_device(device)
     if (folder / "recipe.json").exists():
         if tokenizer is not None:
@@ -431,8 +436,10 @@ def load(
             )
         network, own, step = load_run(folder, checkpoint, torch_device, base_weights, dtype)
         check_finite(network, f"{folder}, step {step}", allow_nan)
+        if read_recipe(folder).base is None:
+            own = own.bare()
         return LanguageModel(network, own, {"folder": str(folder), "step": step}, read_chat_template(folder))
-    opened = open_folder(folder := find_folder(model, revision), trust=trust)
+    opened = open_folder(folder := find_folder(model, revision, trust=trust), trust=trust)
     reads, chat_template, sentences = opened.described(tokenizer)
     for sentence in sentences:
         warnings.warn(sentence, LoadWarning, stacklevel=2)

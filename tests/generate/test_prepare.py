@@ -19,7 +19,9 @@ from pellucid.generate.packed_linear import PRODUCTS, Int4, Int8
 from pellucid.generate.scoring import score
 from pellucid.generate.weights_cost import cost_of_weights
 from pellucid.model import Transformer
+from pellucid.text.ids import IdTokenizer
 from pellucid.text.read.documents import bundled
+from pellucid.text.tokenizers.base import TokenizerError
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer, learn_tokenizer
 
 KINDS = [kind for kind in PRODUCTS if products.available(kind)]
@@ -212,3 +214,16 @@ def test_words_that_a_tokenizer_lacks_are_counted_in_nats():
     tokenizer = learn_tokenizer("char", ["abc "], None)
     network = make_network(Architecture(n_vocab=tokenizer.n_vocab, n_ctx=32, d_model=16, n_layers=1)).float()
     assert "nats per token (" in cost_of_weights(network, tokenizer, "int8")
+
+
+class Refusing(ByteTokenizer):
+    """A tokenizer that refuses every text."""
+
+    def _encode(self, text):
+        raise TokenizerError(f"{text[:5]!r} cannot be encoded")
+
+
+@pytest.mark.parametrize("tokenizer", [IdTokenizer(257), Refusing()], ids=lambda t: type(t).__name__)
+def test_weights_cost_nothing_that_can_be_said_where_the_text_cannot_be_read(tokenizer):
+    network = make_network(Architecture(n_vocab=257, n_ctx=32, d_model=16, n_layers=1)).float()
+    assert cost_of_weights(network, tokenizer, "int8") == ""

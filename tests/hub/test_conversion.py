@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from safetensors.torch import load_file, save_file
+from their_folders import begun, write_theirs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import pellucid
@@ -81,6 +82,45 @@ def test_what_is_written_opens_in_transformers(name, unembed, kind, tmp_path, sh
     assert same(load_file(tmp_path / "again/model.safetensors"), load_file(tmp_path / "hf/model.safetensors"))
     loaded = pellucid.load(tmp_path / "hf", device="cpu")
     assert torch.equal(loaded.network(tokens), model.network(tokens))
+
+
+def test_what_stands_before_every_text_is_kept(own):
+    """Saved, converted, and opened by transformers: the same ids are read of a text."""
+    model, folder = own
+    tokenizer = begun(model.tokenizer)
+    theirs = write_theirs(folder / "theirs", "llama", tokenizer)
+    ids = [*tokenizer.before, *tokenizer.encode(TEXT)]
+    assert AutoTokenizer.from_pretrained(theirs)(TEXT).input_ids == ids
+    pellucid.load(theirs, device="cpu").save(folder / "saved")
+    pellucid.convert(folder / "saved", folder / "hf", family="llama")
+    pellucid.convert(folder / "hf", folder / "back")
+    for name in ("theirs", "saved", "hf", "back"):
+        opened = pellucid.load(folder / name, device="cpu")
+        assert opened.generate(TEXT, max_tokens=1, seed=1).prompt_ids == ids, name
+    written = AutoTokenizer.from_pretrained(folder / "hf")
+    assert written(TEXT).input_ids == ids
+    assert written.bos_token_id == tokenizer.before[0]
+    assert json.loads((folder / "hf" / "config.json").read_text())["bos_token_id"] == tokenizer.before[0]
+
+
+def test_a_run_that_began_with_random_weights_reads_texts_as_in_training(own, shakespeare):
+    """Its documents stand behind separators alone; one that started from a model reads what that model reads."""
+    model, folder = own
+    tokenizer = begun(model.tokenizer)
+    tokenizer.save(folder / "given")
+    (folder / "text.txt").write_text(shakespeare[:4_000])
+    fields = {"batch": 2, "n_layers": 1, "n_heads": 2, "d_model": 16, "n_ctx": 32}
+    fields |= {"tokenizer": str(folder / "given" / "tokenizer.json")}
+    pellucid.train(folder / "text.txt", out=folder / "run", steps=1, fields=fields)
+    trained = pellucid.load(folder / "run", device="cpu")
+    assert (trained.tokenizer.before, trained.tokenizer.hash) == ((), tokenizer.hash)
+    assert trained.generate(TEXT, max_tokens=1, seed=1).prompt_ids == tokenizer.encode(TEXT)
+    pellucid.convert(folder / "run", folder / "hf", compare=False)
+    assert json.loads((folder / "hf" / "tokenizer.json").read_text())["post_processor"] is None
+    assert pellucid.load(folder / "hf", device="cpu").tokenizer.before == ()
+    theirs = write_theirs(folder / "theirs", "llama", tokenizer)
+    pellucid.train(folder / "text.txt", from_model=theirs, out=folder / "continued", steps=1, fields={"batch": 2})
+    assert pellucid.load(folder / "continued", device="cpu").tokenizer.before == tokenizer.before
 
 
 def test_transformer_lens_opens_it_and_agrees(own):

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from their_folders import write_theirs
+from their_folders import begun, write_theirs
 from transformers import AutoModelForCausalLM
 
 import pellucid
@@ -178,6 +178,21 @@ def test_the_tokenizer_is_told(tokenizer, tmp_path):
     assert {said[f"{name}_token_id"] for name in ("bos", "eos", "padding")} == {more.separator}
     assert said["add_bos_token"] is False
     assert not any("chat" in name for name in keys)
+
+
+def test_the_token_before_every_text_is_told(tokenizer, tmp_path):
+    """llama.cpp puts it there by itself, and so it is read back."""
+    first = begun(tokenizer)
+    folder = write_theirs(tmp_path / "theirs", "llama", first)
+    pellucid.convert(folder, tmp_path / "out.gguf")
+    keys, _ = read_gguf(tmp_path / "out.gguf")
+    said = {name.removeprefix("tokenizer.ggml."): v for name, v in keys.items() if name.startswith("tokenizer.")}
+    assert (said["bos_token_id"], said["add_bos_token"]) == (first.special["<|begin_of_text|>"], True)
+    assert said["eos_token_id"] == said["padding_token_id"] == first.separator
+    theirs, ours = pellucid.load(folder, device="cpu"), pellucid.load(tmp_path / "out.gguf", device="cpu")
+    assert ours.tokenizer.before == theirs.tokenizer.before == first.before == (said["bos_token_id"],)
+    written = ours.generate("To be", max_tokens=6, temperature=0)
+    assert written == theirs.generate("To be", max_tokens=6, temperature=0, seed=written.seed)
 
 
 @pytest.mark.parametrize("kept", ["float16", "q8_0"])

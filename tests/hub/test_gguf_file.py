@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from test_gguf import CASES, LLAMA3, tokenizer  # noqa: F401, a fixture
-from their_folders import write_theirs
+from their_folders import begun, write_theirs
 
 import pellucid
 from pellucid.cli import main
@@ -133,6 +133,19 @@ def test_a_tokenizer_of_another_kind_leaves_ids_or_another_one(tokenizer, tmp_pa
         assert isinstance(pellucid.load(changed, device="cpu").tokenizer, IdTokenizer)
     given = pellucid.load(changed, device="cpu", tokenizer=folder)
     assert given.tokenizer.encode(TEXT) == tokenizer.encode(TEXT)
+
+
+def test_the_token_before_every_text_is_there_where_llama_cpp_puts_it(tokenizer, tmp_path):  # noqa: F811
+    _, path = write(tmp_path, begun(tokenizer), "llama")
+    first = pellucid.load(path, device="cpu").tokenizer.before
+    assert first == (tokenizer.n_vocab,)
+    silent = rewritten(path, tmp_path, tokenizer__ggml__add_bos_token=None)
+    assert pellucid.load(silent, device="cpu").tokenizer.before == ()
+    # where a file does not say, the way in which it cuts text does
+    assert gguf_file.first_token({"pre": "llama-bpe", "bos_token_id": 5}) == 5
+    assert gguf_file.first_token({"pre": "llama-bpe", "bos_token_id": 5, "add_bos_token": False}) is None
+    assert gguf_file.first_token({"pre": "gpt-2", "bos_token_id": 5}) is None
+    assert gguf_file.first_token({"pre": "gpt-2", "add_bos_token": True}) is None
 
 
 def test_the_chat_template_is_the_file_s(tokenizer, tmp_path):  # noqa: F811

@@ -43,6 +43,13 @@ HOSTILE = {
     "whole modules too": config(modules_to_save=["lm_head"]),
     "layers repeated": config(layer_replication=[[0, 2]]),
     "code of its own": config(auto_mapping={"base_model_class": "Evil"}),
+    "behind some tokens alone": config(alora_invocation_tokens=[5, 6]),
+    "principal components taken from the weights": config(init_lora_weights="pissa"),
+    "the same, found faster": config(init_lora_weights="pissa_niter_16"),
+    "orthonormal parts taken from them": config(init_lora_weights="olora"),
+    "parts for a task taken from them": config(init_lora_weights="corda"),
+    "rounded weights": config(init_lora_weights="loftq"),
+    "parts along the gradient taken from them": config(init_lora_weights="lora_ga"),
     "alpha of text": config(lora_alpha="many"),
     "alpha without end": config(lora_alpha=1e300),
     "a rank that it has not": config(r=7),
@@ -90,6 +97,15 @@ def test_the_sound_one_is_read(sound):
     assert {n for n in after if not torch.equal(after[n], before[n])} == {name, name.replace("query", "key")} | {
         name.replace("query", "value")
     }
+
+
+@pytest.mark.parametrize("drawn", [True, False, None, "gaussian", "eva", "orthogonal"])
+def test_how_the_matrices_were_first_drawn_changes_nothing(drawn, sound, tmp_path):
+    folder = copy(sound, tmp_path)
+    config(init_lora_weights=drawn, alora_invocation_tokens=None)(folder)
+    expected, found = read(sound), read(folder)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.timeout(20)

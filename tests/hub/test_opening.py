@@ -14,6 +14,7 @@ from their_folders import write_theirs
 import pellucid
 from drawing import make_network
 from pellucid.architecture import Architecture
+from pellucid.cli import main
 from pellucid.conversion import convert
 from pellucid.generate.scoring import score_tokens
 from pellucid.hub.folder import LoadWarning
@@ -76,6 +77,18 @@ def test_a_folder_without_a_tokenizer_takes_and_gives_ids(folder, tokenizer):
     assert b"".join(ours.pieces).decode() == spelled
     assert torch.equal(model.trace(spelled).logits, with_text.trace(TEXT).logits)
     assert torch.equal(model.trace(ids).logits, with_text.trace(ids).logits)
+
+
+@pytest.mark.filterwarnings("ignore::pellucid.hub.folder.LoadWarning")
+def test_ids_are_generated_with_rounded_weights_and_no_word_of_their_cost(folder, capsys):
+    """The cost is that of a text, which a model without a tokenizer cannot read."""
+    (folder / "tokenizer.json").unlink()
+    given = ["generate", str(folder), "1 0 2", "--weights", "int8", "--max-tokens", "3", "--device", "cpu"]
+    assert main(given) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("1 0 2 ")
+    assert "weights: int8" in said.err
+    assert "costs" not in said.err
 
 
 def test_texts_that_are_no_ids_are_refused_by_name(folder):
@@ -160,6 +173,8 @@ def test_a_vocabulary_of_word_pieces_gives_the_ids_of_transformers(tmp_path, opt
     for text in TEXTS:
         plain = text.replace("[MASK]", "").replace("[CLS]", "")  # text never yields a special id here
         assert ours.encode(plain) == theirs.encode(plain, add_special_tokens=False), plain
+        assert ours.masked_ids(ours.encode(plain)) == theirs.encode(plain), plain
+    assert (ours.before, ours.after) == ((2,), (3,))
     assert ours.encode("be [MASK]", allow_special=["[MASK]"]) == theirs.encode("be [MASK]", add_special_tokens=False)
     assert load_tokenizer(tmp_path / "vocab.txt").encode(TEXTS[0]) == ours.encode(TEXTS[0])
     ours.save(tmp_path / "again")
@@ -171,6 +186,13 @@ def test_a_vocabulary_that_is_none_is_refused(tmp_path):
         (tmp_path / "vocab.txt").write_bytes(content)
         with pytest.raises(TokenizerError, match=message):
             load_tokenizer(tmp_path)
+
+
+def test_a_vocabulary_without_the_tokens_beside_a_text_has_none_there(tmp_path):
+    pieces = [piece for piece in WORDPIECES if piece != "[CLS]"]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.before, tokenizer.after) == ((), ())
 
 
 # Ids and rows -------------------------------------------------------------------------------------
@@ -288,6 +310,17 @@ def test_a_body_says_why_it_gives_no_probabilities(kind, tmp_path):
     ):
         with pytest.raises(ValueError, match=r"readout = none"):
             ask()
+
+
+@pytest.mark.filterwarnings("ignore::pellucid.hub.folder.LoadWarning")
+def test_a_page_about_a_body_has_its_attention_alone(tmp_path, capsys):
+    body_of_theirs("LlamaModel", tmp_path / "body")
+    model, _ = opened(tmp_path / "body")
+    figure = model.trace([5, 3, 12]).show()
+    assert {panel["kind"] for panel in figure.panels} == {"attention"}
+    assert all(name != "mean surprisal" for name, _ in figure.facts)
+    assert main(["inspect", str(tmp_path / "body"), "5 3 12", "-o", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").exists()
 
 
 def test_a_body_is_converted_without_a_comparison(tmp_path):

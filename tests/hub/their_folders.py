@@ -5,9 +5,12 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer as Engine
+from tokenizers import processors
 
 from pellucid.hub.write import write_tokenizer
 from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text.tokenizers.bpe import BPETokenizer
 
 GPT2 = {"n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4}
 LLAMA = {
@@ -47,3 +50,12 @@ def write_theirs(folder: Path, family: str, tokenizer: Tokenizer, seed: int = 0,
     model.save_pretrained(folder)
     write_tokenizer(folder, tokenizer, model.config.max_position_embeddings)
     return folder
+
+
+def begun(tokenizer: Tokenizer, name: str = "<|begin_of_text|>") -> BPETokenizer:
+    """The tokenizer with one more special token, which it puts before every text, as Llama 3 has it."""
+    more = tokenizer.with_special(name)
+    engine = Engine.from_str(more.to_json())
+    first = processors.TemplateProcessing(f"{name} $A", special_tokens=[(name, more.special[name])])
+    engine.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), first])
+    return BPETokenizer(engine.to_str(pretty=True))

@@ -102,7 +102,7 @@ def test_attributions_sum_to_the_logit(a, by, pos):
 
 
 @settings(max_examples=30)
-@given(architectures(SMOOTH), st.data(), st.sampled_from(["component", "head"]))
+@given(architectures(SMOOTH), st.data(), st.sampled_from(["component", "head", "neuron"]))
 def test_attributions_of_an_edited_run_sum_to_its_logit(a, data, by):
     edits = data.draw(drawn_edits(a))
     t = look(a, edits)
@@ -110,6 +110,15 @@ def test_attributions_of_an_edited_run_sum_to_its_logit(a, data, by):
     assert abs(found.total - before[0, -1, 3]) <= 1e-4 * max(1, before.abs().max())
     if not any(edit.name == "logits" for edit in edits):
         assert abs(capped(found.total, a.logit_cap) - t.logits[0, -1, 3]) <= 1e-4 * max(1, t.logits.abs().max())
+
+
+@pytest.mark.parametrize("fields", [{"residual_scale": 0.5}, {"block": "sandwich"}, {"block": "inner"}], ids=str)
+def test_neurons_of_an_edited_mlp_sum_to_the_logit_behind_a_norm_and_a_scale(fields):
+    a = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"norm.kind": "rms", **fields})
+    t = look(a, [change.add("blocks.0.mlp_out", torch.arange(8.0, dtype=torch.float64))])
+    found = t.attribute(3, by="neuron")
+    assert abs(found.total - t.logits[0, -1, 3]) <= 1e-9 * max(1, t.logits.abs().max())
+    assert any(label.endswith("mlp_out (edited)") for label in found.labels)
 
 
 @settings(max_examples=20)

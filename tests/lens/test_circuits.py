@@ -294,6 +294,29 @@ def test_a_folded_view_is_the_definition_s_and_the_network_keeps_its_weights(a):
     assert all(torch.equal(p, before[name]) for name, p in state_of(network).items())
 
 
+@pytest.mark.parametrize("named", [("fold_norms",), ("centre",), ("fold_norms", "centre")])
+def test_a_folded_body_gives_the_same_stream(named):
+    """Without a readout nothing reads the final norm, which stays; what the blocks' norms precede is folded."""
+    from pellucid.model import Transformer
+    from pellucid.model.weights import load_state
+    from pellucid.reference.circuits import fold_norms
+
+    a = A.with_fields({"readout": "none", "norm.kind": "layer"})
+    network, tokens = make_network(a), draw_tokens(a, 1, 4)
+    view = weights_view(network, **dict.fromkeys(named, True))
+    assert view.architecture == a
+    made = Transformer(a).double().eval()
+    load_state(made, view)
+    assert difference(made.hidden(tokens), network.hidden(tokens)) <= 1e-10
+    if named == ("fold_norms",):
+        same, expected, b_U = fold_norms(a, {name: p.numpy() for name, p in state_of(network).items()})
+        assert same == a
+        assert not b_U.any()
+        assert set(view) == set(expected)
+        for name, value in expected.items():
+            assert difference(view[name], torch.tensor(np.asarray(value))) <= 1e-12, name
+
+
 @settings(deadline=None, max_examples=30)
 @given(architectures({"norm.kind": "layer", "final_norm": "norm"}), st.booleans())
 def test_a_centred_view_gives_the_same_logits(a, fold):

@@ -166,6 +166,17 @@ def test_estimates_do_not_need_weights_with_gradients():
     assert not held.estimate.requires_grad
 
 
+@pytest.mark.parametrize("site", ["cross.k", "cross.v"])
+def test_estimates_at_what_the_encoder_wrote_do_not_need_weights_with_gradients(site):
+    network, options = make_network(with_encoder(A)), {"source": [1, 2, 3], "corrupt_source": [1, 4, 3]}
+    clean, _ = two_texts(A, 5)
+    free = patch(network, None, clean, clean, logit_diff(3, 5), site=site, mode="attribution", **options)
+    network.requires_grad_(False)
+    held = patch(network, None, clean, clean, logit_diff(3, 5), site=site, mode="attribution", **options)
+    assert torch.equal(free.estimate, held.estimate)
+    assert held.estimate.abs().max() > 0
+
+
 def test_an_estimate_reads_each_run_out_once_at_the_position_of_the_metric():
     """The gradient starts from the value that is reported: no run is read out again for it."""
     network, (clean, corrupt) = make_network(A), two_texts(A, 2)
@@ -283,6 +294,15 @@ def test_a_path_through_everything_is_the_sender_s_whole_effect():
     assert abs(found.effect - (found.patched - found.clean)) <= 1e-9
 
 
+def test_the_divergence_of_a_path_is_from_the_clean_run():
+    network, (clean, corrupt) = make_network(A), two_texts(A, 0)
+    found = path_patch(network, None, clean, corrupt, kl(), sender=("blocks.2.attn.z", 1), receivers=[])
+    good, bad = (trace(network, None, text).logits[0, -1].log_softmax(-1) for text in (clean, corrupt))
+    assert found.clean == 0
+    assert abs(found.corrupt - float((good.exp() * (good - bad)).sum())) <= 1e-12
+    assert found.effect == found.patched > 1e-6
+
+
 def test_a_path_to_a_head_that_does_not_look_carries_nothing():
     network, (clean, corrupt) = make_network(A), two_texts(A, 0)
     metric = logit_diff(3, 5)
@@ -342,7 +362,7 @@ def test_metrics(a):
         (lambda n: patch(n, None, [1, 2], [3, 4], logit(1), mode="fast"), "expected exact, attribution or both"),
         (lambda n: patch(n, None, [1, 2], [3, 4], logit(1), positions=[7]), "positions from 0 to 1"),
         (lambda n: patch(n, None, [1, 2], [3, 4], logit("a")), "no tokenizer"),
-        (lambda n: patch(n, None, [1, 2], [3, 4], lambda logits: logits), r"got function: measure\(f\) makes one"),
+        (lambda n: patch(n, None, [1, 2], [3, 4], lambda logits: logits), r"got function: apply_metric\(f\) makes one"),
         (lambda n: patch(n, None, [1, 2], [3, 4], logit(1, pos=5)), "row 0 has 2 tokens"),
         (lambda n: ablate(n, None, [1, 2], logit(1), kind="one"), "expected zero, mean or resample"),
         (lambda n: ablate(n, None, [1, 2], logit(1), kind="resample"), "at least two texts"),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture
 from pellucid.lens import InputError, trace
+from pellucid.lens.analysis.metrics import loss
 from pellucid.lens.core.inputs import read_inputs
 from pellucid.model import Recorder
 from pellucid.model.weights import state_of
@@ -147,11 +148,32 @@ def test_texts_are_fed_as_they_are():
         ("text", {}, "no tokenizer"),
         ([1], {"source": [2]}, "leave source out"),
         ([1], {"prefix": 1}, "leave prefix out"),
+        ([1], {"segments": [0]}, "n_segments = 0: leave segments out"),
     ],
 )
 def test_inputs_that_are_none_say_why(given, options, reason):
     with pytest.raises(InputError, match=reason):
         read_inputs(make_network(A), None, given, **options)
+
+
+@pytest.mark.parametrize("segments", [[0, 0, 1], [0, 2], [[0, 1], [0]], [0, -1], [0.5, 1.0], "ab"], ids=str)
+def test_segments_that_do_not_fit_are_refused(segments):
+    network = make_network(A.with_fields({"n_segments": 2}))
+    assert read_inputs(network, None, [4, 5], segments=[0, 1]).segments.tolist() == [[0, 1]]
+    with pytest.raises(InputError, match="give one number from 0 to 1 for each of 2 tokens of 1 rows"):
+        read_inputs(network, None, [4, 5], segments=segments)
+
+
+def test_tokens_of_a_prefix_are_not_predicted():
+    """Every position reads a prefix, so that the loss of its tokens would be that of tokens that were read."""
+    network = make_network(A.with_fields({"attention.mask": "prefix"}))
+    t = trace(network, None, [[1, 2, 3, 4, 5], [6, 7, 8]], prefix=[3, 0])
+    assert t.loss.isnan().tolist() == [[True, True, False, False], [False, False, True, True]]
+    expected = -t.logits[0, 2:4].log_softmax(-1).gather(1, torch.tensor([[4], [5]])).mean()
+    assert difference(loss().of(t)(t.logits)[0], expected) <= 1e-12
+    for prefix in (-1, 6, [1, 9], [1]):
+        with pytest.raises(InputError, match="give one number for each row, from 0 to its length"):
+            trace(network, None, [[1, 2, 3, 4, 5], [6, 7, 8]], prefix=prefix)
 
 
 def test_a_masked_model_has_no_next_token_loss():

@@ -335,3 +335,15 @@ def test_scores_over_distance(circuits_and_model):
     plain = head.scale * float(head.full_qk(offset)[97, 40])
     bias = look_circuits.positional_view(circuits, 1).get("bias")
     assert abs(panel["scores"][3] - plain - (bias[2][3] if bias else 0)) <= 1e-9
+
+
+def test_tokens_are_found_as_the_pages_write_them():
+    """Part of a character by its escapes, and a row of a table that no tokenizer names by its number."""
+    model = random_model("gpt2")
+    table, token = model.embeddings("embed"), 0xE2
+    shown = table.spell(token)
+    assert shown == r"\xe2"
+    assert look_circuits.embedding_neighbours(table, shown)["token"] == {"id": token, "text": shown}
+    assert look_circuits.embedding_neighbours(model.embeddings("positions"), "5")["token"]["id"] == 5
+    with pytest.raises(InputError, match="give a text that is one, or an id"):
+        look_circuits.embedding_neighbours(table, "two")

@@ -29,7 +29,7 @@ from pellucid.look.experiment import (
 )
 from pellucid.look.page_edits import edits_code, resolve_edits
 from pellucid.look.session import PromptBody, Session
-from pellucid.look.trace_card import trace_code
+from pellucid.look.trace_card import trace_code, trace_facts
 from pellucid.serve.protocol import EditBody
 from some_cases import one_in
 
@@ -201,6 +201,16 @@ def test_both_texts_are_those_of_generate():
     assert texts["with"].startswith(" France")
     assert {p["side"] for p in pieces if "ended" in p} == {"without", "with"}
     assert run_code(start["code"])["_"] == texts["with"]
+
+
+def test_the_edits_of_a_prompt_can_be_copied_from_its_card():
+    """Values that are named by the text they come from are computed by the copied Python too."""
+    body = PromptBody(text=A, edits=[EditBody(**one) for one in EDITS[:4]])
+    card = trace_facts(Session(MODEL).trace(body), body)
+    change = run_code(card["change"])["change"]
+    torch.testing.assert_close(MODEL.trace(A, edits=change).logits, MODEL.trace(A, edits=by_hand()[:4]).logits)
+    plain = PromptBody(text=A)
+    assert trace_facts(Session(MODEL).trace(plain), plain)["change"] == ""
 
 
 def test_exported_edits_act_as_those_of_the_page():

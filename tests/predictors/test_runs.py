@@ -17,6 +17,7 @@ from pellucid.predictors.load import load_predictor
 from pellucid.predictors.mixture import Mixture
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.ngram_baselines import score_baselines
+from pellucid.predictors.options import PredictorError
 from pellucid.predictors.recipe import (
     PredictorRecipe,
     described_by_text,
@@ -339,3 +340,13 @@ def test_interrupted_while_it_counts_an_ngram_leaves_nothing(tmp_path, text, mon
     run = train_predictor(text, kind="ngram", out=tmp_path / "run", fields={"tokenizer": "char"})
     assert run.exit_code == 130
     assert not (tmp_path / "run").exists()
+
+
+def test_a_mixture_fitted_for_another_checkpoint_is_refused(tmp_path, text):
+    run = small(text, "recurrent", tmp_path / "run", {"mixture": 3}).path
+    fitted = json.loads((run / "mixture.json").read_bytes())
+    assert isinstance(load_predictor(run).network, Mixture)
+    (run / "mixture.json").write_text(json.dumps(fitted | {"step": fitted["step"] + 1}))
+    with pytest.raises(PredictorError, match=r"finish the run \(--resume\), or open the network alone"):
+        load_predictor(run)
+    assert not isinstance(load_predictor(run, checkpoint=str(fitted["step"])).network, Mixture)

@@ -204,6 +204,8 @@ def test_without_a_limit_an_answer_has_the_rest_of_the_context(client):
         ({"max_completion_tokens": 3}, "give one of them"),
         ({"max_tokens": 4097}, "at most 4096 tokens"),
         ({"n": 9}, "n"),
+        ({"n_predict": 3}, "n_predict is called max_tokens on this route"),
+        ({"repeat_penalty": 1.3}, "repeat_penalty is not done here"),
         ({"model": "plain"}, "this model has no chat template"),
     ],
 )
@@ -342,6 +344,10 @@ def test_openais_package_reads_the_events(client):
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "'input_image'"),
         ({"text": {"format": {"type": "json_schema"}}}, "text is not done here"),
         ({"top_logprobs": 2}, "top_logprobs applies to include"),
+        ({"max_tokens": 3}, "max_tokens is called max_output_tokens on this route"),
+        ({"max_completion_tokens": 3}, "max_completion_tokens is called max_output_tokens"),
+        ({"n_predict": 3}, "n_predict is called max_output_tokens"),
+        ({"include_stop_str_in_output": True}, "include_stop_str_in_output is not done here"),
         ({"model": "plain"}, "this model has no chat template"),
     ],
 )

@@ -110,3 +110,23 @@ def test_wrong_options_are_refused_with_a_sentence(arguments, sentence, capsys):
     assert main(["serve", "--port", str(free_port()), *arguments]) == 2
     said = capsys.readouterr().err.splitlines()
     assert sentence in said[-1]
+
+
+def test_a_port_that_is_taken_is_named_before_a_model_is_loaded(capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["serve", str(RUN), "--port", str(port)]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"port {port} of 127.0.0.1 cannot be used" in said
+    assert "choose another with --port" in said
+
+
+def test_a_name_without_an_address_is_named_before_a_model_is_loaded(capsys, monkeypatch):
+    monkeypatch.setenv("PELLUCID_API_KEY", "a key")
+    # no name may have an empty part, so that nobody is asked for it
+    assert main(["serve", str(RUN), "--port", str(free_port()), "--listen", "here..invalid"]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "--listen here..invalid is a name without an address" in said
+    assert "give an address of this machine" in said

@@ -137,6 +137,15 @@ def test_text_offsets_count_characters_where_tokens_are_bytes(client):
     assert served.choices[0].text == "nét"
 
 
+def test_text_offsets_count_the_text_where_a_prompt_ends_inside_a_character(client):
+    """What is generated is text by itself, so that the halves of é are two characters that cannot be read."""
+    first, second = "é".encode()
+    options = {"max_tokens": 1, "temperature": 0, "logit_bias": {str(second): 100}}
+    served = client.completions.create(model="small", prompt=[65, first], logprobs=0, echo=True, **options)
+    assert served.choices[0].text == "A" + 2 * "\N{REPLACEMENT CHARACTER}"
+    assert served.choices[0].logprobs.text_offset == [0, 1, 2]
+
+
 def test_a_stream_whose_client_leaves_before_it_begins_gives_its_row_back(server):
     async def leave() -> None:
         body = CompletionBody(prompt="x", max_tokens=10**6, temperature=0, stream=True)
@@ -216,6 +225,15 @@ def test_models_health_and_metrics(server, client):
         ({"n": 100}, "n"),
         ({"logprobs": 1000}, "logprobs"),
         ({"max_tokens": -5}, "max_tokens"),
+        ({"max_completion_tokens": 5}, "max_completion_tokens is called max_tokens on this route"),
+        ({"max_output_tokens": 5}, "max_output_tokens is called max_tokens"),
+        ({"n_predict": 5}, "n_predict is called max_tokens"),
+        ({"repeat_penalty": 1.1}, "repeat_penalty is not done here"),
+        ({"xtc_probability": 0.5}, "xtc_probability is not done here"),
+        ({"dry_multiplier": 0.8}, "dry_multiplier is not done here"),
+        ({"dynatemp_range": 0.5}, "dynatemp_range is not done here"),
+        ({"include_stop_str_in_output": True}, "include_stop_str_in_output is not done here"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens is not done here"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 5, "stream": True}, "best_of = 5 with stream"),
         ({"best_of": 2, "n": 3}, "expected at least n"),
@@ -248,6 +266,15 @@ def test_numbers_that_are_none_are_refused(server, number):
 
 def test_unknown_fields_that_change_no_number_are_accepted(server):
     assert post(server, prompt="x", max_tokens=1, user="me", metadata={"a": 1}, store=True).status_code == 200
+
+
+def test_options_of_other_servers_are_accepted_where_they_change_nothing(server):
+    harmless = {"repeat_penalty": 1.0, "xtc_probability": 0.0, "dry_multiplier": 0, "dynatemp_range": 0.0}
+    harmless |= {"include_stop_str_in_output": False, "truncate_prompt_tokens": None, "n_predict": None}
+    options = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0}
+    answer = post(server, **options, **harmless)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"] == post(server, **options).json()["choices"]
 
 
 def test_an_aborted_stream_frees_its_row(server):

@@ -87,6 +87,7 @@ def test_embeddings_are_the_final_stream(server, pooling):
         ({"input": [[999]]}, "token id 999"),
         ({"input": "x", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "x", "edits": [{"op": "zero", "name": "logits"}]}, "edits is not done here"),
+        ({"input": "x", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens is not done here"),
     ],
 )
 def test_a_text_that_cannot_be_embedded_is_refused(server, body, sentence):

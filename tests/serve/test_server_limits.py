@@ -14,7 +14,14 @@ from pellucid.serve.batching import BatchingEngine
 from pellucid.serve.connection import GuardedConnection
 from pellucid.serve.limits import Limits
 from pellucid.serve.served import ServedModel
-from pellucid.serve.server import ServeError, check_address, model_names_of, read_key
+from pellucid.serve.server import (
+    ServeError,
+    check_address,
+    listen_on,
+    listen_on_each,
+    model_names_of,
+    read_key,
+)
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 
 KEY = "a key of its own"
@@ -70,6 +77,26 @@ def test_a_request_from_elsewhere_is_refused(guarded, headers, status):
     answer = guarded.post("/v1/completions", content=b'{"prompt": "x"}', headers=right | headers)
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("host", ["fd00::5", "[fd00::5]", "FD00::5", "Models.Example.org", "models.example.org"])
+def test_addresses_of_ipv6_and_names_in_capital_letters_are_answered(host):
+    name = "[fd00::5]" if ":" in host else "models.example.org"
+    with TestClient(make_app([], hosts=(host,))) as client:
+        for sent in (name, name.upper(), f"{name}:8000"):
+            headers = {"Host": sent, "Origin": f"http://{sent}"}
+            # there is no model yet, which only a request that is let through hears
+            assert client.post("/v1/completions", json={"prompt": "x"}, headers=headers).status_code == 503
+
+
+@pytest.mark.parametrize("host", ["[fd00::6]", "[fd00::5", "fd00::5", "[fd00::5].example.org", "example.org"])
+def test_other_names_are_refused_beside_an_address_of_ipv6(host):
+    with TestClient(make_app([], hosts=("fd00::5", "models.example.org"))) as client:
+        answer = client.post("/v1/completions", json={"prompt": "x"}, headers={"Host": host})
+        assert answer.status_code == 421
+        headers = {"Host": "models.example.org", "Origin": f"http://{host}"}
+        answer = client.post("/v1/completions", json={"prompt": "x"}, headers=headers)
+        assert answer.status_code == 403
 
 
 def test_a_body_that_is_too_long_is_refused_whether_or_not_it_says_so(server):
@@ -138,6 +165,38 @@ def test_other_machines_need_a_key():
     for address in ("0.0.0.0", "192.168.1.5", "::"):
         with pytest.raises(ServeError, match="give a key by --api-key-file"):
             check_address(address, None)
+
+
+def resolved(monkeypatch, *addresses: str) -> None:
+    """Let every name have these IPv4 addresses."""
+    entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *name, **options: entries)
+
+
+def test_every_address_of_a_name_that_this_machine_has_is_listened_at(monkeypatch):
+    # the second is one of those that are reserved for documentation
+    resolved(monkeypatch, "127.0.0.1", "192.0.2.1", "127.0.0.1")
+    (listening,) = listen_on_each("here", 0)
+    with listening:
+        assert listening.getsockname()[0] == "127.0.0.1"
+    resolved(monkeypatch, "192.0.2.1")
+    with pytest.raises(ServeError, match="--listen there is no address of this machine: give one that it has"):
+        listen_on_each("there", 0)
+
+
+def test_a_name_or_a_port_that_cannot_be_used_is_refused(monkeypatch):
+    with listen_on("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        for listen in (listen_on, listen_on_each):
+            with pytest.raises(ServeError, match=f"port {port} of 127.0.0.1 cannot be used"):
+                listen("127.0.0.1", port)
+
+    def unknown(*name, **options):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(ServeError, match=r"--listen nowhere is a name without an address \(Name or service not known"):
+        listen_on_each("nowhere", 0)
 
 
 def test_the_key_comes_from_a_file_or_the_environment(tmp_path, monkeypatch):

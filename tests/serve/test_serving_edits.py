@@ -13,7 +13,7 @@ from tests.serve.test_engine import Client, drawn_request, request, serve
 
 from drawing import architectures, make_network
 from pellucid.architecture import Architecture, Attention
-from pellucid.edits import add, scale, to_json, zero
+from pellucid.edits import Edit, add, scale, to_json, zero
 from pellucid.generate.decode import generate_ids
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.pack_weights import pack_network
@@ -114,6 +114,29 @@ def test_sequences_with_the_same_edits_share_their_steps(network):
     assert list(engine.groups) == [""]
     for generation in sequences:
         assert generation.emit.tokens == alone(engine, generation)
+
+
+def test_a_large_edit_is_read_once_for_all_sequences_and_kept_as_a_short_key(network, monkeypatch):
+    value = torch.linspace(-2, 2, 16 * 8).double().reshape(1, 16, 8)
+    written = []
+    monkeypatch.setattr(Edit, "to_dict", counted(Edit.to_dict, written))
+    taps = GenerationTrace(network, [add("blocks.0.resid_post", value)])
+    requests = [request([1], sample=sample, taps=taps) for sample in range(6)]
+    serve(BatchingEngine(network, IdTokenizer(11)), requests)
+    assert len(written) == 1
+    assert {len(generation.edits_key) for generation in requests} == {64}
+
+
+def test_edits_have_the_same_key_where_they_are_the_same(network):
+    value = torch.linspace(-2, 2, 8).double()
+    alike = [[add("blocks.0.resid_post", value.clone())] for _ in range(2)]
+    values = (value + 1e-12, value.float(), value.reshape(1, 1, 8))
+    others = [[add("blocks.0.resid_post", changed)] for changed in values]
+    others += [[add("blocks.1.resid_post", value)], [add("blocks.0.resid_post", value, factor=2.0)]]
+    others += [[add("blocks.0.resid_post", value, pos=1)], [add("blocks.0.resid_post", value)] * 2, []]
+    keys = [GenerationTrace(network, edits).edits_key() for edits in (*alike, *others)]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 1 + len(others)
 
 
 def test_the_row_of_an_edit_is_the_number_of_the_prompt(network):

@@ -1,12 +1,16 @@
 """Predictors, mixtures, encoder-decoders and masked models behind the same interface, with the numbers of their own."""
 
+import json
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
 from tests.serve.conftest import small_network
+from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import Tokenizer as Engine
 
 from drawing import make_network
 from pellucid.architecture import Architecture, Attention
@@ -23,7 +27,8 @@ from pellucid.predictors.transformer_mixture import mixed_with
 from pellucid.serve.app import make_app
 from pellucid.serve.opening import EngineOptions, describe_engine, engine_for
 from pellucid.serve.served import ServedModel
-from pellucid.text.tokenizers.tokenizer import ByteTokenizer
+from pellucid.text.tokenizers.external import ExternalTokenizer
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from some_cases import one_in
 
 TEXT = "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer. " * 3
@@ -32,8 +37,8 @@ TEXT = "To be, or not to be, that is the question: whether 'tis nobler in the mi
 class Opened:
     """A network with its tokenizer, as `pellucid.load` gives it."""
 
-    def __init__(self, network: Transformer):
-        self.network, self.tokenizer = network, ByteTokenizer()
+    def __init__(self, network: Transformer, tokenizer: Tokenizer | None = None):
+        self.network, self.tokenizer = network, tokenizer or ByteTokenizer()
 
 
 def encoder_decoder() -> Transformer:
@@ -131,6 +136,110 @@ def test_a_source_is_refused_where_nothing_reads_it(client):
     assert "this model has no encoder" in answer.json()["error"]["message"]
     answer = client.post("/v1/completions", json={"model": "translator", "prompt": ["a", "b"], "source": "y"})
     assert "1 sources for 2 prompts" in answer.json()["error"]["message"]
+
+
+def test_the_tokens_of_a_source_are_counted(client):
+    """Those are its bytes and the separator behind them, and a target begins with its start token."""
+    sources = ["a source", "another one"]
+    source_tokens = sum(len(source) + 1 for source in sources)
+    served = complete(client, "translator", prompt=sources, n=2, max_tokens=3, logit_bias={"256": -100})
+    assert served["usage"]["prompt_tokens"] == source_tokens + 2
+    assert served["usage"]["total_tokens"] == source_tokens + 2 + 4 * 3
+    assert served["timings"]["prompt_n"] == source_tokens + 2
+    served = complete(client, "translator", prompt="be", source=sources, max_tokens=3)
+    assert served["usage"]["prompt_tokens"] == source_tokens + 2 * (1 + len("be"))
+
+
+def test_a_source_is_no_beginning_of_the_text_and_cannot_be_echoed(client):
+    body = {"model": "translator", "max_tokens": 2, "echo": True, "logit_bias": {"256": -100}}
+    answer = client.post("/v1/completions", json=body | {"prompt": "a source"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("echo: the encoder of this model reads the prompt")
+    echoed = complete(client, prompt="be", source="a source", **body)["choices"][0]["text"]
+    assert echoed.startswith("be")
+
+
+@pytest.fixture(scope="module")
+def padded() -> Transformer:
+    """A network with more rows than its tokenizer has ids; a row of no token is often the likeliest."""
+    torch.manual_seed(0)
+    network = Transformer(Architecture(n_vocab=320, n_ctx=32, d_model=16, n_layers=1, attention=Attention(n_heads=2)))
+    with torch.no_grad():
+        network.embed.token.weight[257:].mul_(5)
+    return network.double().eval()
+
+
+def test_rows_of_no_token_are_counted_and_not_named(padded):
+    prompt = b"To be, or not"
+    with torch.inference_mode():
+        log_probs = padded(torch.tensor([list(prompt)]))[0].log_softmax(-1)
+    assert (log_probs.argmax(-1) >= 257).any()
+    served = ServedModel("padded", engine_for(Opened(padded), EngineOptions(max_rows=2, max_tokens=100)))
+    with TestClient(make_app([served], hosts=("testserver",))) as client:
+        lists = complete(client, "padded", prompt=list(prompt), max_tokens=2, echo=True, logprobs=20)
+        lists = lists["choices"][0]["logprobs"]
+        expected = log_probs[torch.arange(len(prompt) - 1), list(prompt[1:])]
+        np.testing.assert_allclose(lists["token_logprobs"][1 : len(prompt)], expected, atol=1e-10)
+        for place, named in enumerate(lists["top_logprobs"][1 : len(prompt) + 1]):
+            likeliest = log_probs[place, :257].topk(20).values
+            np.testing.assert_allclose(sorted(named.values(), reverse=True)[:20], likeliest, atol=1e-10)
+        for body in ({"prompt": [65, 257]}, {"prompt": "x", "logit_bias": {"300": 1}}):
+            answer = client.post("/v1/completions", json=body)
+            assert answer.status_code == 400
+            assert "this model knows ids from 0 to 256" in answer.json()["error"]["message"]
+
+
+#: special tokens of the tokenizer below, and how it writes a blank
+BEGIN, END, SPACE = "<s>", "</s>", "\u2581"
+
+
+def llama_like() -> ExternalTokenizer:
+    """As Llama 2 has it: a blank before every text, which `decode` strips, and bytes to fall back on."""
+    names = ["<unk>", BEGIN, END, *(f"<0x{i:02X}>" for i in range(256))]
+    names += [SPACE, "a", "b", f"{SPACE}a", f"{SPACE}b"]
+    merges = [(SPACE, "a"), (SPACE, "b")]
+    model = models.BPE({name: i for i, name in enumerate(names)}, merges, unk_token="<unk>", byte_fallback=True)
+    engine = Engine(model)
+    engine.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
+    blank = decoders.Replace(SPACE, " ")
+    engine.decoder = decoders.Sequence([blank, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in ("<unk>", BEGIN, END)])
+    return ExternalTokenizer(engine.to_str())
+
+
+@pytest.fixture(scope="module")
+def llama():
+    tokenizer = llama_like()
+    torch.manual_seed(0)
+    a = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=32, d_model=16, n_layers=1, attention=Attention(n_heads=2))
+    engine = engine_for(Opened(Transformer(a).double().eval(), tokenizer), EngineOptions(max_rows=2, max_tokens=100))
+    with TestClient(make_app([ServedModel("llama", engine)], hosts=("testserver",))) as client:
+        yield client
+
+
+@pytest.mark.parametrize("begin", [True, False])
+@pytest.mark.parametrize("text", ["a b", " a", "  b", "", "é a"])
+def test_an_echoed_text_is_its_tokens_where_a_tokenizer_puts_a_blank_before_it(llama, text, begin):
+    tokenizer = llama.app.state.models[0].tokenizer
+    prompt = [tokenizer.special[BEGIN]] * begin + tokenizer.encode(text) if text or begin else ""
+    word = tokenizer.encode("b")[0]
+    options = {"prompt": prompt, "max_tokens": 2, "echo": True, "logprobs": 0, "logit_bias": {str(word): 100}}
+    choice = complete(llama, "llama", **options)["choices"][0]
+    assert choice["text"] == f"{text} b b"
+    lists = choice["logprobs"]
+    ends = [*lists["text_offset"], len(choice["text"])]
+    for name, (start, end) in zip(lists["tokens"], pairwise(ends), strict=True):
+        if name not in (BEGIN, END) and not name.startswith("bytes:"):
+            assert choice["text"][start:end] == name
+    body = {"model": "llama", "temperature": 0.8, "seed": 7, "stream": True} | options
+    *events, last = llama.post("/v1/completions", json=body).text.strip().split("\n\n")
+    assert last == "data: [DONE]"
+    pieces = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+    assert "".join(piece["text"] for piece in pieces) == choice["text"]
+    for name, joined in lists.items():
+        assert [value for piece in pieces if piece["logprobs"] for value in piece["logprobs"][name]] == joined
+    without = complete(llama, "llama", **{**options, "logprobs": None})["choices"][0]
+    assert without["text"] == choice["text"]
 
 
 def test_models_say_what_they_are(client, predictors):

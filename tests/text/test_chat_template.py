@@ -17,6 +17,7 @@ from pellucid.text.chat_template import (
     read_chat_template,
     write_chat_template,
 )
+from pellucid.text.read.conversations import holds_conversations
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokenizers.bpe import BPETokenizer
 from pellucid.text.tokenizers.external import ExternalTokenizer
@@ -251,3 +252,12 @@ def test_templates_are_read_and_written_as_hugging_face_does(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ChatError, match="cannot be read"):
         read_chat_template(tmp_path)
+
+
+def test_a_look_for_conversations_ends_whatever_the_files_are(tmp_path):
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "chats.jsonl").write_text('\n \n{"messages": []}\n')
+    assert not holds_conversations([str(tmp_path / "deep.jsonl")])
+    assert not holds_conversations([str(tmp_path / "pipe.jsonl")])
+    assert holds_conversations([str(tmp_path / "chats.jsonl")])

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from pellucid.text.tokens.encode import (
     unpack_texts,
 )
 from pellucid.text.tokens.writer import PartWriter
-from pellucid.text.workers import WorkerError
+from pellucid.text.workers import WorkerError, WorkerPool
 from some_cases import one_in
 
 
@@ -205,3 +206,21 @@ def test_units_and_ids_survive_the_pipe(texts):
     back = unpack_ids(pack_ids(ids))
     assert np.array_equal(back.ids, ids.ids)
     assert np.array_equal(back.ends, ids.ends)
+
+
+def test_a_worker_that_is_still_starting_when_its_pool_ends_is_ended_too(tmp_path, monkeypatch):
+    (tmp_path / "echo.py").write_text("from pellucid.text.workers import answer_all\nanswer_all(lambda x: x)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class SlowPool(WorkerPool):
+        def _start(self):
+            time.sleep(0.3)
+            return super()._start()
+
+    def items():
+        yield b"one"
+        raise ValueError("the file has changed")
+
+    with pytest.raises(ValueError, match="changed"), SlowPool(1, "echo", (), "echoes") as pool:
+        list(pool.answers(items(), lambda item: item, 4))
+    assert [process.poll() is not None for process in pool.processes] == [True]

@@ -1,6 +1,7 @@
 """Pairs: read with file and line for what is wrong, split by source, and encoded without loss."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pellucid.text.read.documents import DocumentError
+from pellucid.text.read.find import ReadOptions
 from pellucid.text.read.pairs import PairsError, read_pairs, split_pairs
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer, learn_tokenizer
 from pellucid.text.tokens.pairs import encode_pairs
@@ -169,3 +171,20 @@ def test_the_manifest_tells_what_changed(tmp_path):
     assert describe_difference(before.manifest, other.manifest) == "the split's held_out changed, from 0.1 to 0.3"
     changed = encode_pairs(split_pairs(read_pairs(tsv(tmp_path, numbered(21)))), ByteTokenizer())
     assert describe_difference(before.manifest, changed.manifest).startswith("pairs.tsv changed")
+
+
+def test_an_unreadable_file_is_named_and_can_be_left_out(tmp_path, monkeypatch):
+    tsv(tmp_path, numbered(3), "a.tsv")
+    locked, real = tsv(tmp_path, numbered(3), "b.tsv"), Path.open
+
+    def refuse(path, *given, **options):
+        if path == locked:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *given, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(PairsError, match=r"b\.tsv: it cannot be read: Permission denied"):
+        read_pairs(tmp_path)
+    found = read_pairs(tmp_path, reading=ReadOptions(skip_bad=True))
+    assert len(found.sources) == 3
+    assert [skipped.path for skipped in found.skipped] == ["b.tsv"]

@@ -219,7 +219,7 @@ def test_a_tenth_of_the_text_makes_nearly_as_good_a_tokenizer(tmp_path, capsys):
     found = []
     for share in ("1", "0.1"):
         out = tmp_path / share
-        given_ = ["--out", str(out), "--vocabulary", "2048", "--share", share]
+        given_ = ["--out", str(out), "--vocabulary", "2048", "--sample", share]
         assert main(["tokenizer", "train", str(tmp_path / "train.txt"), *given_]) == 0
         found.append(load_tokenizer(out))
     assert "trained on 0.1 of the training text" in capsys.readouterr().out

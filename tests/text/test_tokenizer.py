@@ -497,3 +497,17 @@ def test_hostile_texts_end_with_every_pattern(name, pattern):
     text = unit * (100_000 // len(unit.encode()))
     for tokenizer in (learn_tokenizer("bpe", [text], 400, pattern=pattern), learn_tokenizer("word", [text], 400)):
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_tokenizer_that_cannot_be_written_leaves_no_file(tmp_path, monkeypatch):
+    def fail(*given):
+        raise OSError(28, "No space left on device")
+
+    tokenizer = learn_tokenizer("char", ["text"], None)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fail)
+        with pytest.raises(OSError, match="No space left"):
+            tokenizer.save(tmp_path / "tokenizer")
+    assert list((tmp_path / "tokenizer").iterdir()) == []
+    tokenizer.save(tmp_path / "tokenizer")
+    assert load_tokenizer(tmp_path / "tokenizer").hash == tokenizer.hash

@@ -287,7 +287,7 @@ def test_passes_are_chosen_together_with_the_rest(best, passes, monkeypatch):
     assert chosen.train.batch * chosen.train.accumulate == made.train.batch * made.train.accumulate == 4
     [line] = [line for line in lines if line.startswith("step: ")]
     words = str(best)
-    assert f"{passes} pass" in words
+    assert f"{passes} micro-batch" in words
     assert line.startswith(f"step: {words}; timed, ms a step: {words} 100, ")
     assert {replace(c, compiled=False) for c in clock.taken} == {c for c in clock.seconds if not c.compiled}
 

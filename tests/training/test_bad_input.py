@@ -1,7 +1,10 @@
 """What is wrong with the text, a choice or the machine: one line, exit code 2, and nothing written."""
 
+import io
+import json
 import os
 import resource
+import sys
 from pathlib import Path
 
 import pytest
@@ -168,3 +171,21 @@ def test_characters_without_an_id_are_counted(tmp_path, capsys):
         cli.main(["train", str(tmp_path / "a.txt"), "--out", str(tmp_path / "run"), "--tokenizer=char", *fields]) == 0
     )
     assert "4 characters are not in the tokenizer's vocabulary" in capsys.readouterr().out
+
+
+class Piped:
+    """Standard input with a text in it."""
+
+    def __init__(self, text: bytes):
+        self.buffer = io.BytesIO(text)
+
+    def isatty(self) -> bool:
+        return False
+
+
+def test_text_of_standard_input_is_trained_on(tmp_path, monkeypatch):
+    """It can be read once, and is looked into before it is read."""
+    monkeypatch.setattr(sys, "stdin", Piped(SHAKESPEARE.read_bytes()[:3000]))
+    assert cli.main(["train", "-", "--out", str(tmp_path / "run"), *TINY]) == 0
+    [source] = json.loads((tmp_path / "run" / "data.json").read_bytes())["sources"]
+    assert (source["path"], source["n_bytes"]) == ("-", 3000)

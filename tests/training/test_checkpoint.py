@@ -3,6 +3,7 @@
 import ast
 import errno
 import json
+import math
 import os
 import random
 import resource
@@ -19,6 +20,7 @@ from pellucid.runs import checkpoint as module
 from pellucid.runs.checkpoint import (
     Checkpoint,
     CheckpointError,
+    best_loss,
     best_step,
     folder_of,
     load_checkpoint,
@@ -368,3 +370,11 @@ def weights_only(call):
     return any(
         k.arg == "weights_only" and isinstance(k.value, ast.Constant) and k.value.value is True for k in call.keywords
     )
+
+
+@pytest.mark.parametrize("content", ["[]", "null", '{"step": "x"}', '{"step": null}', "{", "{}"])
+def test_a_mark_of_the_best_checkpoint_that_another_program_wrote_is_none(text, tmp_path, content):
+    run = start(text, tmp_path / "run").path
+    (run / "checkpoints" / "best.json").write_text(content)
+    assert best_step(run) is None
+    assert best_loss(run) == math.inf

@@ -16,7 +16,7 @@ from pellucid.report.page import write_page
 from pellucid.runs import pace as pace_module
 from pellucid.runs import pipeline
 from pellucid.runs import trainer as trainer_module
-from pellucid.runs.checkpoint import best_step, folder_of, steps_of
+from pellucid.runs.checkpoint import best_step, folder_of, load_checkpoint, steps_of
 from pellucid.runs.pace import HARD_STOP, Pace
 from pellucid.runs.saver import Saver
 from pellucid.runs.schedule import position, rate_factor
@@ -337,3 +337,23 @@ def test_a_held_out_token_takes_what_it_takes_in_the_median_batch(text, tmp_path
     n_batches = -(-made[0].n_held_out // 8)
     expected = sorted(([9.0, 3.0, 2.0, 5.0, 4.0] * 1000)[:n_batches])
     assert made[0].took["token"] == pytest.approx(statistics.median(expected) / 1e6, rel=1e-3)
+
+
+def test_a_run_made_longer_and_killed_at_once_keeps_its_new_length(text, tmp_path, monkeypatch):
+    """Its newest checkpoint has the few seconds that the shorter run had left, which say nothing about the longer."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        clock = Clock(patch, 0.5)
+        measured(patch, 0.5)
+        first = start(text, run, sampler=clock.sampler, **QUICK | {"minutes": 0.5})
+    assert load_checkpoint(run, first.step)[0].state["seconds_left"] > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "take_step", lambda training: (_ for _ in ()).throw(OSError("killed")))
+        with pytest.raises(OSError, match="killed"):
+            resume(run, steps=first.step + 60)
+    planned = read_recipe(run)
+    assert planned.n_steps > first.step + 50
+    with monkeypatch.context() as patch:
+        clock = Clock(patch, 0.5)
+        done = resume(run)
+    assert (done.step, done.recipe.replans) == (planned.n_steps, planned.replans)

@@ -179,7 +179,7 @@ def test_a_run_goes_on_in_another_number_of_processes(text, tmp_path, plain_runs
                 {"parallel.tensor": 2, "d_embed": 6},
                 "parallel.tensor = 2 does not divide the projections of d_embed = 6: give parallel.shard",
             ),
-            (2, {"balance": 0.01, "mlp.experts": 4}, "train.balance = 0.01 is computed of each pass, whose rows 2"),
+            (2, {"balance": 0.01, "mlp.experts": 4}, "train.balance = 0.01 is computed of each micro-batch, whose"),
             (
                 2,
                 {"parallel.gather": "bfloat16", "precision": "float32"},
@@ -601,3 +601,10 @@ def test_a_run_goes_on_in_every_other_layout(text, tmp_path, plain_runs, stop_af
         assert steps_of(run)[-1] == step
         train(text, run, math.prod(layout), resume=True, **laid_out(layout))
     assert_equal_losses(run, plain_runs["adamw"], TOLERANCE["adamw"])
+
+
+def test_one_process_sends_nobody_rounded_weights(tmp_path):
+    fields = FIELDS | {"parallel.gather": "bfloat16"}
+    with pytest.raises(RecipeError, match=r"parallel\.gather = bfloat16: expected float32 in a run of one process"):
+        pellucid.train(write_text(tmp_path), out=tmp_path / "run", fields=fields)
+    assert not (tmp_path / "run").exists()

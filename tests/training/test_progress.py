@@ -2,14 +2,17 @@
 
 import io
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from tiny import FIELDS
 
 from pellucid.runs import interrupt
 from pellucid.runs.interrupt import Interrupted, Interruption, Phase
 from pellucid.runs.live_reporter import LiveReporter
 from pellucid.runs.reporter import PlainReporter, how_far
+from pellucid.training.recipe import make_recipe
 
 
 def phase_of(name="encoding", unit="bytes", done=0, total=0):
@@ -115,3 +118,14 @@ def test_the_innermost_phase_is_shown(monkeypatch):
         until(lambda: "counting: 0:00" in file.getvalue())
 
     shown(PlainReporter(file, every_seconds=0.0), monkeypatch, work)
+
+
+def test_the_speed_of_a_short_run_is_that_of_its_steps(monkeypatch):
+    """Rows of the last steps are read at once: what counts is when their steps were taken."""
+    recipe = replace(make_recipe(("a",), None, FIELDS), segments=((0, 6),))
+    out = io.StringIO()
+    reporter = PlainReporter(out)
+    reporter.begin(recipe, 0)
+    for step in range(1, 7):
+        reporter.step({"step": step, "loss": 2.5, "learning_rate": 1e-3, "seconds": 10.0 + 0.5 * step}, 6)
+    assert f"{2 * recipe.tokens_per_step:,} tokens/s" in out.getvalue()

@@ -112,7 +112,11 @@ def test_every_field_is_set_by_its_name(name):
         ({"accumulate": "-1"}, "expected 0 or more"),
         ({"keep_last": "0"}, "expected 1 or more"),
         ({"seed": [1]}, "train.seed = [1]: expected an integer"),
-        ({"weight_decay": "201"}, "weight_decay = 201.0: expected at most 1 / learning_rate = 200"),
+        ({"weight_decay": "51"}, "weight_decay = 51.0: expected at most 1 / muon_learning_rate = 50"),
+        (
+            {"weight_decay": "201", "optimizer": "adamw"},
+            "weight_decay = 201.0: expected at most 1 / learning_rate = 200",
+        ),
         ({"ngram_weight_decay": "201"}, "ngram_weight_decay = 201.0: expected at most 1 / learning_rate = 200"),
         ({"warmup": "-2"}, "expected -1 or more"),
         ({"steps": "10", "tokens": "100"}, "the length is given twice, by steps and tokens"),

@@ -380,12 +380,12 @@ def test_a_choice_that_contradicts_the_run_is_named_itself(text, tmp_path, capsy
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"batch": 0, "accumulate": 0}, "a step: 128 sequences in 2 passes of 64, gradients added up, chosen"),
-        ({"batch": 0, "accumulate": 1}, "a step: 128 sequences, chosen, in one pass, as asked"),
-        ({"batch": 3, "accumulate": 0}, "a step: 3 sequences, as asked, in one pass, chosen"),
+        ({"batch": 0, "accumulate": 0}, "a step: 128 sequences in 2 micro-batches of 64, gradients added up, chosen"),
+        ({"batch": 0, "accumulate": 1}, "a step: 128 sequences, chosen, in one micro-batch, as asked"),
+        ({"batch": 3, "accumulate": 0}, "a step: 3 sequences, as asked, in one micro-batch, chosen"),
         (
             {"batch": 2, "accumulate": 2},
-            "a step: 4 sequences, as asked, in 2 passes of 2, gradients added up, as asked",
+            "a step: 4 sequences, as asked, in 2 micro-batches of 2, gradients added up, as asked",
         ),
     ],
     ids=str,

@@ -419,3 +419,9 @@ def test_spelling_to_phonemes(needs_data, tmp_path):
         print(f"beams {beams}: {rates[beams]:.1%} of phonemes wrong, {right:.1%} of {len(words)} words right")
     assert rates[1] < 0.16
     assert rates[4] < rates[1] + 0.01
+
+
+def test_a_sample_prompt_longer_than_the_encoder_s_context_is_refused(pairs, tmp_path):
+    with pytest.raises(RecipeError, match=r"train\.sample_prompt has 2,\d{3} tokens as a source, and"):
+        start(pairs, tmp_path / "run", steps=2, sample_prompt="word " * 500)
+    assert not (tmp_path / "run").exists()

@@ -256,3 +256,13 @@ def test_what_does_not_go_with_conversations_is_refused(conversations, tmp_path)
 def test_a_model_without_a_template_says_what_to_do(base):
     with pytest.raises(ChatError, match=r"has no chat template, .*pellucid train CHATS.jsonl --from MODEL"):
         pellucid.load(base, device="cpu").reply([{"role": "user", "content": "a"}])
+
+
+def test_an_epoch_of_conversations_is_every_row_once(conversations, tmp_path):
+    """Conversations are longer than this context: what is cut off is no part of an epoch."""
+    fields = CHAT_FIELDS | {"n_ctx": 48, "sample_every": -1, "batch": 2, "accumulate": 1}
+    run = pellucid.train(conversations, out=tmp_path / "run", fields=fields, epochs=2)
+    tokens, data = data_of(run)
+    assert data.packed.n_cut > 0
+    assert data.packed.n_targets < len(tokens.part("train"))
+    assert run.step == round(2 * len(data.packed.rows) / 2)

@@ -84,7 +84,7 @@ class GeneratingModelOptions(WritingModelOptions):
     """The weights to use, and how to compute with them."""
 
     compile: Annotated[Literal["auto", "no", "yes"], option("WHEN")] = "auto"
-    """Read further tokens of one text by compiled code on a CPU: auto (where N are enough for it to pay), no or yes."""
+    """Compute new tokens of a single text by compiled C++ (CPUs only): auto (if --max-tokens is large), no or yes."""
     cuda_graphs: Annotated[bool, option()] = False
     """On a GPU, record a step and replay it for every token; never tested, because no GPU was available."""
 

@@ -33,7 +33,7 @@ class WrittenOptions:
     """What is written."""
 
     to: Annotated[
-        Literal["pellucid", "huggingface", "gguf", "adapter"] | None, option("LAYOUT", default="see above")
+        Literal["pellucid", "huggingface", "gguf", "adapter"] | None, option("LAYOUT", default="see below")
     ] = None
     """Write pellucid, huggingface, gguf (one file for llama.cpp), or adapter (the low-rank adapters of a run)."""
     family: Annotated[str | None, option("NAME", default="the first that can represent the model")] = None

@@ -40,7 +40,7 @@ def inspect_command(
 ) -> int:
     """Write a page about one prompt: attention, logit lens, attribution.
 
-    The page is one self-contained file: it opens without a network, and you can send it to somebody.
+    The page is one self-contained file: it opens offline, and you can send it to somebody.
 
     Args:
         model: Use the model of this run, this saved model, or this name on the Hugging Face hub.

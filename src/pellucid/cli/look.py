@@ -45,7 +45,7 @@ def look_command(
 ) -> int:
     """Look inside a model in the browser: every number of its computation.
 
-    The page is served on this machine only, and asks nothing of the network. Ctrl-C ends it.
+    The page is served on this machine only, and needs no internet connection. Ctrl-C ends it.
 
     Args:
         model: Look into this run, this saved model, or this name on the Hugging Face hub. Without it, look into a

@@ -147,7 +147,7 @@ class FileOptions:
         option("FORMAT", default="by the file's name"),
     ] = None
     """Read plain, html, jsonl, csv, tsv, parquet or arrow, whatever the file's name."""
-    encoding: Annotated[str | None, option("NAME", default="UTF-8")] = None
+    encoding: Annotated[str | None, option("NAME", default="bytes that are not UTF-8 become U+FFFD")] = None
     """Read files that are not UTF-8 in this encoding, such as latin-1."""
 
     def reading(self) -> "ReadOptions":
@@ -183,7 +183,7 @@ class CorpusOptions(FilesOptions):
     held_out: Annotated[
         UseAppendAction[tuple[str, ...]], option("SHARE|TEXT", default="0.1; a path is repeatable")
     ] = ()
-    """Measure on this share of the text, or on this file or folder (./0.1 is one), and never train on it."""
+    """Measure on this share of the text, or on this file or folder (such as ./0.1), and never train on it."""
 
     def reading(self) -> "ReadOptions":
         """These options as `ReadOptions`."""

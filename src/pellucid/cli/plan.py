@@ -112,7 +112,7 @@ def plan_command(
 def report_command(run: Annotated[Positional[Path], option("RUN"), FOLDER]) -> int:
     """Write the report of a run: report.html in its folder.
 
-    The report is one self-contained file: it opens from disk, without a network.
+    The report is one self-contained file: it opens from disk, offline.
 
     Args:
         run: Report on the run in this folder. An existing report is replaced.

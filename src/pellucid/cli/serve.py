@@ -40,7 +40,7 @@ class CapacityOptions:
     """Decode at most this many sequences together."""
     max_queue: Annotated[int, option("N"), at_least(1)] = 256
     """Let at most this many sequences wait; more are told to try again later."""
-    max_tokens: Annotated[int | None, option("N", default="the context, or 4096"), at_least(1)] = None
+    max_tokens: Annotated[int | None, option("N", default="the context, and at least 4096"), at_least(1)] = None
     """Refuse requests for more tokens than this."""
     drain: Annotated[float, option("SECONDS"), at_least(0)] = 10.0
     """On Ctrl-C or SIGTERM, let running requests finish for this long."""
@@ -48,7 +48,7 @@ class CapacityOptions:
 
 @command
 def serve_command(
-    model: Annotated[Positional[tuple[str, ...]], option("MODEL")],
+    model: Annotated[Positional[tuple[str, ...]], option("MODEL [MODEL ...]")],
     *,
     model_names: Annotated[str | None, option("NAMES", default="the folders' names")] = None,
     model_options: Annotated[WritingModelOptions, option(name="model")],

@@ -36,7 +36,7 @@ class LearningOptions:
     """Learn this many tokens (bpe and word)."""
     pattern: Annotated[Literal["gpt2", "gpt4", "word-end", "none"], option("NAME")] = "gpt2"
     """Divide text by gpt2, gpt4, word-end (a space belongs to the word before it) or none, before bpe."""
-    share: Annotated[float, option("SHARE"), Expected(lambda x: 0 < x <= 1, "a share above 0, up to 1")] = 1.0
+    sample: Annotated[float, option("SHARE"), Expected(lambda x: 0 < x <= 1, "a share above 0, up to 1")] = 1.0
     """Learn from this share of the text, evenly spread."""
 
 
@@ -64,7 +64,7 @@ def tokenizer_train(
     import pellucid
 
     t = training
-    how: dict[str, Any] = {"pattern": t.pattern, "share": t.share, "reading": input.reading()}
+    how: dict[str, Any] = {"pattern": t.pattern, "share": t.sample, "reading": input.reading()}
     with progress_on_stderr("reading") as progress:
         tokenizer = pellucid.train_tokenizer(
             *paths, kind=t.kind, vocabulary=t.vocabulary, out=out, progress=progress, **how
@@ -80,7 +80,7 @@ def check_kind(options: LearningOptions) -> None:
     for flag, value, kinds in (
         ("--vocabulary", options.vocabulary, ("bpe", "word")),
         ("--pattern", options.pattern if options.pattern != "gpt2" else None, ("bpe",)),
-        ("--share", options.share if options.share < 1 else None, ("bpe", "word")),
+        ("--sample", options.sample if options.sample < 1 else None, ("bpe", "word")),
     ):
         if value is not None and options.kind not in kinds:
             raise OptionError(

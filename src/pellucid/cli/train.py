@@ -55,11 +55,11 @@ class ModelOptions:
     """Train low-rank adapters of this rank, and leave the weights of --from unchanged."""
     objective: Annotated[
         Literal["next-token", "prefix", "masked", "source-target", "chat"] | None,
-        option("WORD", default="next-token, or chat for conversations"),
+        option("KIND", default="next-token, or chat for conversations"),
     ] = None
-    """Predict next-token, prefix (text behind one), masked (hidden tokens), source-target, or chat (the answers)."""
-    mix: Annotated[Literal["auto"] | None, option("WORD", default="off")] = None
-    """With auto, store an n-gram of the training text in the run, its share fitted on text that neither has seen."""
+    """Predict next-token, prefix (the text after one), masked (hidden tokens), source-target, or chat (the answers)."""
+    mix: Annotated[Literal["auto"] | None, option("WHEN", default="off")] = None
+    """With auto, also store an n-gram of the training text, and fit its share on text that neither model has seen."""
     predictor: Annotated[
         Literal["transformer", "ngram", "neural-probabilistic", "recurrent", "image-classifier"] | None,
         option("KIND", default="transformer"),

@@ -22,6 +22,8 @@ class Filling:
 def fill(network: Transformer, tokenizer: Tokenizer, text: str, *, top: int = 5) -> list[Filling]:
     """For each [MASK] in `text`, the `top` likeliest tokens given everything else   (S3, slide 2; Devlin et al. 2018).
 
+    The network reads what the model's own tokenizer puts before and after a text too, such as [CLS] and [SEP].
+
     Raises GenerationError for a model that is not a masked model, a text without a blank or longer than the context,
     and a `top` below 1.
     """
@@ -37,9 +39,7 @@ def fill(network: Transformer, tokenizer: Tokenizer, text: str, *, top: int = 5)
         raise GenerationError(f"there is no blank in {text!r}: write {BLANK} in the place of the missing token")
     if top < 1:
         raise GenerationError(f"top = {top}: expected 1 or more")
-    ids: list[int] = []
-    for i, part in enumerate(text.split(BLANK)):
-        ids += ([tokenizer.mask] if i else []) + tokenizer.encode(part)
+    ids = tokenizer.masked_ids(tokenizer.blanked_ids(text))
     if len(ids) > a.n_ctx:
         raise GenerationError(f"the text has {len(ids)} tokens, more than the context of {a.n_ctx}: make it shorter")
     tokens = torch.tensor([ids], device=network.embed.token.weight.device)

@@ -82,7 +82,7 @@ class TapFactory:
         return OFF
 
     def edits_key(self) -> str:
-        """The edits, written out: sequences whose factories have the same key may be computed in one call."""
+        """The edits as a short text: sequences whose factories have the same key may be computed in one call."""
         return ""
 
 

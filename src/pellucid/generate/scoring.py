@@ -42,7 +42,8 @@ class Score:
     ids          the scored tokens
     pieces       the bytes of each token in the text
     log_probs    float64 [len(ids)], nats: log P(token | everything before it in its window)
-    n_context    tokens that were read but not scored: separator, prefix, or a first token without context
+    n_context    tokens that were read but not scored: the separator or what stands in its place, a prefix, or a first
+                 token without context
     context      these tokens
     why_not_comparable   why bits per byte do not compare with those of another tokenizer; "" if they do
     counted      a phrase that says which bytes were counted: those of the text, or of a file
@@ -135,8 +136,9 @@ def score(
     """How probable `text` is, after `prefix` if one is given (`score_continuation`).
 
     start    separator: the separator is read first, as in training, so that the first token has a probability
-             too, P(t_1 | <|endoftext|>); none: the first token of the text (or of the prefix) is read without
-             context and not scored
+             too, P(t_1 | <|endoftext|>); in its place what the model's own tokenizer puts before a text
+             (`Tokenizer.before`, such as <bos>), where it puts something there. none: the first token of the text (or
+             of the prefix) is read without context and not scored
     stride   how many tokens each further window adds, n_ctx // 2 by default
     batch    how many windows are read at once
     source   the text for the encoder of an encoder-decoder; `text` is then a target
@@ -206,7 +208,9 @@ def _score(
     text, ids, border = encoded.text, encoded.ids, encoded.border
     if start not in ("separator", "none"):
         raise ScoringError(f"start = {start!r}: choose separator or none")
-    lead = [tokenizer.separator if source is None else tokenizer.start] if start == "separator" else []
+    lead: list[int] = []
+    if start == "separator":
+        lead = tokenizer.opening if source is None else [tokenizer.start]
     first = max(len(lead) + border, 1)
     read_ids = [*lead, *ids]
     if len(read_ids) <= first:

@@ -162,9 +162,10 @@ def stream_generate(
     report         called with a sentence that names the weights in use and their rounding error, and one that says
                    whether the step is compiled
 
-    An empty prompt starts from the separator, as training texts do. A prompt longer than the context keeps its last
-    n_ctx tokens, with one PromptCut warning. Options are checked at once, before the first piece is requested. Raises
-    GenerationError.
+    What the model's own tokenizer puts before a text (`Tokenizer.before`, such as <bos>) is read before every prompt;
+    without that, an empty prompt starts from the separator, as training texts do. A prompt longer than the context
+    keeps its last n_ctx tokens, with one PromptCut warning. Options are checked at once, before the first piece is
+    requested. Raises GenerationError.
     """
     usual = 0.8 if source is None and not beams else 0.0
     sampling = Sampling(
@@ -265,9 +266,12 @@ def paired(prompts: str | Sequence[str], source: str | Sequence[str] | None) -> 
 
 
 def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str], sources: Sequence[str] | None) -> list[list[int]]:
-    """The ids of every prompt. Targets start with the start token; an empty prompt starts with the separator."""
+    """The ids of every prompt (`Tokenizer.prompt_ids`), or of the beginning of every target after the start token.
+
+    Targets start with it alone: what a tokenizer puts before a text it puts before a source.
+    """
     if sources is None:
-        return [tokenizer.encode(text) or [tokenizer.separator] for text in texts]
+        return [tokenizer.prompt_ids(tokenizer.encode(text)) for text in texts]
     return [[tokenizer.start, *tokenizer.encode(text)] for text in texts]
 
 

@@ -158,7 +158,7 @@ def _steps(training: dict[str, Any], recipe: dict[str, Any]) -> str:
 
 
 def _tokens(training: dict[str, Any], data: dict[str, Any]) -> str:
-    """The number of training tokens, and how many passes over the training text that is."""
+    """The number of training tokens, and how many epochs of the training text that is."""
     if "tokens" not in training:
         return ""
     part = data.get("parts", {}).get("train", {})

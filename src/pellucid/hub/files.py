@@ -7,9 +7,12 @@ from typing import Any
 #: the files that may describe a model, in the order in which they are looked for
 CONFIG, ADAPTER, ARCHITECTURE = "config.json", "adapter_config.json", "architecture.json"
 ADAPTER_TENSORS = "adapter_model.safetensors"
+SAFE, PICKLE = "model.safetensors", "pytorch_model.bin"
 #: the files that other parts read from the same folder: tokenizers, chat templates, the tensors of an adapter
 BESIDE = ("tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "vocab.txt")
 BESIDE += ("tokenizer_config.json", "chat_template.jinja", ADAPTER_TENSORS)
+#: how a pickle is read after all
+TRUSTED = "pass --trust (trust=True) to read the pickle's tensors, and nothing else of it"
 #: limits in bytes; the largest files in use have a tenth of this or less
 LONGEST = {CONFIG: 1 << 20, ARCHITECTURE: 1 << 20}
 LONGEST_INDEX = 1 << 24
@@ -56,16 +59,14 @@ def weight_files(folder: Path, *, trust: bool = False) -> tuple[dict[str, Path],
 
     Raises FolderError if there are none, one leads out of the folder, or they are pickles without `trust`.
     """
-    for single in ("model.safetensors", "pytorch_model.bin"):
+    for single in (SAFE, PICKLE):
         index_name = f"{single}.index.json"
         weight_file = next((n for n in (single, index_name) if inside(folder, n).is_file()), None)
         if weight_file is None:
             continue
         if single.endswith(".bin") and not trust:
             raise FolderError(
-                f"{folder} keeps its weights as a pickle ({weight_file}): use a folder with model.safetensors, "
-                "or pass --trust"
-                " (trust=True) to read the pickle's tensors, and nothing else of it"
+                f"{folder} keeps its weights as a pickle ({weight_file}): use a folder with {SAFE}, or {TRUSTED}"
             )
         if weight_file == single:
             return {single: folder / single}, None

@@ -272,10 +272,10 @@ def tokenizer_keys(tokenizer: Tokenizer, n_vocab: int) -> dict[str, Any]:
         "tokens": tokens,
         "token_type": kinds,
         "merges": [f"{a} {b}" for a, b in tokenizer.merges],
-        "bos_token_id": tokenizer.separator,
+        "bos_token_id": tokenizer.before[0] if len(tokenizer.before) == 1 else tokenizer.separator,
         "eos_token_id": tokenizer.separator,
         "padding_token_id": tokenizer.separator,
-        "add_bos_token": False,
+        "add_bos_token": len(tokenizer.before) == 1,
     }
 
 

@@ -33,6 +33,7 @@ from pellucid.hub.gguf import (
     separated,
 )
 from pellucid.text.chat_template import ChatError, ChatTemplate
+from pellucid.text.tokenizers.around import template_around
 from pellucid.text.tokenizers.base import TokenizerError
 from pellucid.text.tokenizers.bpe import GPT2_PATTERN, BPETokenizer
 from pellucid.text.tokenizers.tokenizer import Tokenizer
@@ -46,6 +47,8 @@ MIXTURE_ENTRIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"norm_topk_prob": True},
     "olmoe": {"norm_topk_prob": False},
 }
+#: the pre-tokenizer whose texts llama.cpp begins with the bos token unless the file says otherwise (Llama 3)
+BEGUN = "llama-bpe"
 #: formats that lose no digits of float32
 EXACT = ("F32", "F64")
 
@@ -294,4 +297,12 @@ def tokenizer_from(keys: Mapping[str, Any]) -> BPETokenizer:
         "ignore_merges": ignores_merges,
     }
     content = {"version": "1.0", "added_tokens": added, "pre_tokenizer": splits}
+    if (first := first_token(own)) is not None and first < len(names):
+        content["post_processor"] = template_around({first: names[first]}, {})
     return BPETokenizer(json.dumps(content | {"decoder": of_bytes | {"use_regex": True}, "model": model}))
+
+
+def first_token(own: Mapping[str, Any]) -> int | None:
+    """The id that llama.cpp puts before every text, None if it puts none there."""
+    first = own.get("bos_token_id")
+    return first if type(first) is int and own.get("add_bos_token", own["pre"] == BEGUN) else None

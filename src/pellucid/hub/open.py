@@ -1,6 +1,6 @@
 """Open model folders, of the hub's layout or of Pellucid's, and check them before anything is allocated."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,16 @@ from pellucid.hub.config import (
     refuse_quantised,
 )
 from pellucid.hub.families import family_of
-from pellucid.hub.files import ADAPTER, ARCHITECTURE, FolderError, read_description, weight_files
+from pellucid.hub.files import (
+    ADAPTER,
+    ARCHITECTURE,
+    CONFIG,
+    PICKLE,
+    TRUSTED,
+    FolderError,
+    read_description,
+    weight_files,
+)
 from pellucid.hub.folder import Folder
 from pellucid.hub.gguf_file import open_gguf
 from pellucid.hub.mxfp4 import Mxfp4Tensors
@@ -29,6 +38,12 @@ from pellucid.hub.text_towers import TextTensors, text_config, text_model_name, 
 from pellucid.model import Transformer
 from pellucid.model.weights import empty_network
 from pellucid.text.chat_template import JINJA
+
+#: the files of a repository that are downloaded, and those of them that are not: what its subfolders hold, and the same
+#: weights once more as other software names them. Pickles are downloaded where the caller trusts them
+WANTED = ("*.safetensors", "*.json", "merges.txt", "vocab.bpe", "vocab.txt", JINJA)
+UNWANTED = ("*/*", "consolidated*.safetensors")
+PICKLES = ("pytorch_model*.bin",)
 
 
 def open_folder(path: Path, *, trust: bool = False) -> Folder:
@@ -74,7 +89,7 @@ def _adapted(path: Path, config: Mapping[str, Any], trust: bool) -> Folder:
     if not isinstance(name, str) or not name:
         raise FolderError(f"{path / ADAPTER} names no model that it changes (base_model_name_or_path)")
     revision = config.get("revision")  # of a base on the hub; peft writes null for the main one
-    base_folder = find_folder(name, None if is_local(Path(name)) or not revision else str(revision))
+    base_folder = find_folder(name, None if is_local(Path(name)) or not revision else str(revision), trust=trust)
     if (base_folder / ADAPTER).exists() and not (base_folder / "config.json").exists():
         raise FolderError(f"{path} changes {name}, which is an adapter itself: merge that one first (pellucid convert)")
     if (base_folder / "recipe.json").exists():
@@ -120,17 +135,36 @@ def checked_parameters(
         raise FolderError(f"the tensor {next(iter(missing))} is missing: the architecture needs it")
 
 
-def download(name: str, revision: str | None = None) -> Path:
+def download(name: str, revision: str | None = None, *, trust: bool = False) -> Path:
     """The folder of a model on the hub, downloaded if it is not cached; `main` without a revision.
+
+    With `trust`, pickled weights are downloaded where there are no others. Raises FolderError for unknown names and
+    revisions, without a network, and without `trust` for a model whose weights are pickles.
+    """
+    folder = download_files(name, revision, WANTED)
+    # what has no config.json is an adapter or a model of another kind, and its weights have other names
+    if any(folder.glob("*.safetensors")) or not (folder / CONFIG).exists():
+        return folder
+    if trust:
+        return download_files(name, revision, (*WANTED, *PICKLES))
+    if not (folder / PICKLE).exists() and is_on_hub(name, revision, PICKLE):
+        raise FolderError(
+            f"{name} keeps its weights as a pickle ({PICKLE}): use a repository with safetensors, or {TRUSTED}"
+        )
+    return folder
+
+
+def download_files(name: str, revision: str | None, wanted: Sequence[str]) -> Path:
+    """The folder of a repository with the files that match one of these patterns, and none of UNWANTED.
 
     Raises FolderError for unknown names and revisions, and without a network.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    wanted = ["*.safetensors", "*.json", "merges.txt", "vocab.bpe", "vocab.txt", JINJA]
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+        patterns = {"allow_patterns": list(wanted), "ignore_patterns": list(UNWANTED)}
+        return Path(snapshot_download(name, revision=revision, **patterns))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         why = str(error).splitlines()[0][:160]
         what, names = (f"{name} is", "the name") if revision is None else (f"{name} ({revision}) is", "both names")
@@ -138,6 +172,16 @@ def download(name: str, revision: str | None = None) -> Path:
             f"{what} not a folder here and could not be downloaded from the hub ({why}): give a folder, or check "
             f"{names} and the network"
         ) from None
+
+
+def is_on_hub(name: str, revision: str | None, file: str) -> bool:
+    """Whether a repository has this file; False without a network."""
+    from huggingface_hub import file_exists
+
+    try:
+        return file_exists(name, file, revision=revision)
+    except Exception:  # its versions raise errors of different libraries
+        return False
 
 
 def is_local(path: Path) -> bool:
@@ -158,11 +202,21 @@ def check_revision(path: Path, revision: str | None) -> None:
     )
 
 
-def find_folder(name: str | Path, revision: str | None = None) -> Path:
+def check_checkpoint(path: Path, checkpoint: str) -> None:
+    """Raise FolderError for a checkpoint of anything but a run: only runs have them."""
+    if checkpoint != "best" and not (path / "recipe.json").exists():
+        raise FolderError(
+            f"checkpoint = {checkpoint!r} applies to a run, but {path} is not a run: leave it out; a name on the "
+            "Hugging Face hub has revisions"
+        )
+
+
+def find_folder(name: str | Path, revision: str | None = None, *, trust: bool = False) -> Path:
     """The folder of this name if it exists, else the hub's model of that name (`gpt2`, `OWNER/NAME`).
 
-    `revision` is a branch, a tag or a commit of the repository on the hub. Raises FolderError for one of a local path.
+    `revision` is a branch, a tag or a commit of the repository on the hub, and `trust` downloads pickled weights where
+    it has no others. Raises FolderError for a revision of a local path.
     """
     path = Path(name)
     check_revision(path, revision)
-    return path if is_local(path) else download(path.as_posix(), revision)
+    return path if is_local(path) else download(path.as_posix(), revision, trust=trust)

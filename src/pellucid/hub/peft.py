@@ -39,6 +39,11 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "layer_replication": (None, []),
     "trainable_token_indices": (None, [], {}),
     "auto_mapping": (None, {}),
+    # the tokens behind which alone the adapter changes anything
+    "alora_invocation_tokens": (None,),
+    # the others (pissa, olora, corda, loftq, lora_ga) take from the weights what the adapter begins with
+    "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal", "mica"),
+    "kasa_config": (None,),
 }
 
 

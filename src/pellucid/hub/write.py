@@ -17,6 +17,7 @@ from pellucid.hub.own_code import code_config
 from pellucid.hub.shards import FORMATS
 from pellucid.hub.tables import Family
 from pellucid.text.chat_template import ChatError, ChatTemplate, write_chat_template
+from pellucid.text.tokenizers.around import template_around
 from pellucid.text.tokenizers.base import MASKS, Tokenizer
 from pellucid.text.tokenizers.external import ExternalTokenizer
 
@@ -205,15 +206,9 @@ def write_chat(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> No
 
 def closing(tokenizer: Tokenizer) -> dict[str, Any]:
     """The post_processor that turns a text's ids into `Tokenizer.source_ids`."""
-    around = {token: tokenizer.token_str(token) for token in tokenizer.source_ids([])}
-    before = [{"SpecialToken": {"id": name, "type_id": 0}} for token, name in around.items() if name == "<s>"]
-    behind = [{"SpecialToken": {"id": tokenizer.token_str(tokenizer.separator), "type_id": 0}}]
-    return {
-        "type": "TemplateProcessing",
-        "single": [*before, {"Sequence": {"id": "A", "type_id": 0}}, *behind],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {name: {"id": name, "ids": [token], "tokens": [name]} for token, name in around.items()},
-    }
+    *before, behind = tokenizer.source_ids([])
+    first, last = ({token: tokenizer.token_str(token) for token in side} for side in (before, [behind]))
+    return template_around(first, last)
 
 
 #: names of tokens with special roles; without one, the separator begins, ends and pads
@@ -225,7 +220,11 @@ def roles_of(tokenizer: Tokenizer) -> dict[str, str]:
     """The special token of each role, by name."""
     end = next(name for name, i in tokenizer.special.items() if i == tokenizer.separator)
     roles = {role: name for role, names in ROLES.items() for name in names if name in tokenizer.special}
-    return {"bos_token": end, "eos_token": end, "pad_token": end} | roles
+    roles = {"bos_token": end, "eos_token": end, "pad_token": end} | roles
+    if len(tokenizer.before) == 1 and "cls_token" not in roles:
+        names = {i: name for name, i in tokenizer.special.items()}
+        roles["bos_token"] = names.get(tokenizer.before[0], roles["bos_token"])
+    return roles
 
 
 def dtype_of(tensors: Iterable[tuple[str, Tensor]]) -> str:

@@ -1,6 +1,9 @@
 """Keeps and edits tensors while text is generated; positions are those of the text, with a cache or without."""
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Unpack
 
 import torch
@@ -58,7 +61,20 @@ class GenerationTrace(TapFactory):
 
     def edits_key(self) -> str:
         # tensors are kept of one generation alone
-        return str(id(self) if self.keep else [edit.to_dict() for edit in self.edits])
+        return str(id(self)) if self.keep else self._hash_of_edits
+
+    @cached_property
+    def _hash_of_edits(self) -> str:
+        """SHA-256 of the edits. Each sequence asks for it and keeps it, and a value may be as large as a request."""
+        digest = hashlib.sha256()
+        for edit in self.edits:
+            value = edit.value
+            is_tensor = isinstance(value, Tensor)
+            digest.update(repr((replace(edit, value=None) if is_tensor else edit).to_dict()).encode())
+            if is_tensor:
+                digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+                digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def _tap(self, frame: EditContext) -> Tap:
         recorder = Recorder(self.keep, functions(self.edits, frame))

@@ -14,25 +14,10 @@ import uvicorn
 from pellucid.look.app import make_look_app
 from pellucid.look.inspector import Inspector
 from pellucid.look.session import Session
-from pellucid.serve.server import ServeError, server_config, url_of
+from pellucid.serve.server import listen_on, server_config, url_of
 
 #: a notebook's page on this machine may hold the inspector in a frame
 NOTEBOOKS = "http://127.0.0.1:* http://localhost:*"
-
-
-def listen_on(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes a free one. Raises ServeError where the port is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-    except OSError as error:
-        listening.close()
-        raise ServeError(
-            f"port {port} of {host} cannot be used ({error.strerror}): choose another with --port"
-        ) from None
-    return listening
 
 
 def run_look(

@@ -218,8 +218,21 @@ def token_of(text: str) -> str | int:
 
 
 def known_token(vocabulary: VocabularyView, token: str | int, n: int) -> int:
-    """The id of a token of a table of n rows. Raises InputError for others."""
-    number = vocabulary.token_id(token)
+    """The id of a token of a table of n rows, also where a part of a character is written as the pages show it.
+
+    A table without a tokenizer, such as that of positions, is read by the number of a row. Raises InputError for
+    others.
+    """
+    if vocabulary.tokenizer is None and isinstance(token, str) and token.isdecimal():
+        token = int(token)
+    try:
+        number = vocabulary.token_id(token)
+    except InputError:
+        # a token that does not encode back to itself, such as half a character, is shown by its spelling
+        shown = [] if vocabulary.tokenizer is None else [i for i in range(n) if vocabulary.spell(i) == token]
+        if not shown:
+            raise
+        number = shown[0]
     if not 0 <= number < n:
         raise InputError(f"token {number}: there are {n}, numbered from 0")
     return number

@@ -36,6 +36,7 @@ def trace_facts(trace: Trace | PredictorTrace, prompt: PromptBody) -> dict[str, 
         "source": [],
         "edits": [edit.model_dump(exclude_unset=True, by_alias=True) for edit in prompt.edits],
         "code": trace_code(prompt),
+        "change": change_code(prompt),
         "predicts": a.readout != "none",
     }
     if trace.inputs.source is not None:
@@ -51,7 +52,7 @@ def trace_facts(trace: Trace | PredictorTrace, prompt: PromptBody) -> dict[str, 
         said = log_probs[:-1].gather(1, following[:, None]) if n > 1 else log_probs[:0, :1]
         card["surprisal"] = [None, *numbers(trace.surprisal()[0, : n - 1])]
         card["rank"] = [None, *(log_probs[:-1] > said).sum(-1).tolist()] if n > 1 else [None]
-        card["mean_surprisal"] = json_number(float(trace.surprisal()[0, : n - 1].mean())) if n > 1 else None
+        card["mean_surprisal"] = json_number(float(trace.surprisal()[0].nanmean())) if n > 1 else None
     return card
 
 
@@ -111,8 +112,14 @@ def predictor_facts(trace: PredictorTrace, prompt: PromptBody) -> dict[str, Any]
 def trace_code(prompt: PromptBody) -> str:
     """Python that makes this trace from `model`."""
     text = repr(prompt.text) if prompt.ids is None else repr(list(prompt.ids))
-    read = prompt.options()
+    read = options_code(prompt.options())
     if not prompt.edits:
-        return f"trace = model.trace({text}{options_code(read)})"
-    change = f"from pellucid import edits\n\nchange = {edits_code(prompt.edits, **read)}\n"
-    return f"{change}trace = model.trace({text}{options_code(read)}, edits=change)"
+        return f"trace = model.trace({text}{read})"
+    return f"{change_code(prompt)}trace = model.trace({text}{read}, edits=change)"
+
+
+def change_code(prompt: PromptBody) -> str:
+    """Python that makes the edits of the prompt from `model`, "" where there are none."""
+    if not prompt.edits:
+        return ""
+    return f"from pellucid import edits\n\nchange = {edits_code(prompt.edits, **prompt.options())}\n"

@@ -48,7 +48,7 @@ def _memory(plan: Plan) -> list[str]:
     t, m, a = plan.recipe.train, plan.memory, plan.recipe.model
     total = plan.parameters["total"]
     lines = [
-        f"memory for training: {size(m.peak)} at once, with {t.batch} sequences of {a.n_ctx} tokens a pass, "
+        f"memory for training: {size(m.peak)} at once, with {t.batch} sequences of {a.n_ctx} tokens a micro-batch, "
         f"{t.precision}, {t.optimizer}, eager",
         *(
             f"  {name:<12}{size(n):>16}"
@@ -81,7 +81,7 @@ def _choices(plan: Plan) -> list[str]:
     """Memory for training as a table: a row for each precision and context, a column for each batch."""
     peaks = by_choice(plan.recipe)
     batches = list(dict.fromkeys(batch for _, _, batch in peaks))
-    heads = [f"{batch:,} a pass" for batch in batches]
+    heads = [f"batch {batch:,}" for batch in batches]
     lines = [f"  {'':<20}" + "".join(f"{head:>16}" for head in heads)]
     for precision, n_ctx in dict.fromkeys((precision, n_ctx) for precision, n_ctx, _ in peaks):
         cells = (size(peaks[precision, n_ctx, batch]) for batch in batches)
@@ -130,8 +130,8 @@ def _process(p: ProcessPlan, tokens: int) -> list[str]:
     again = ", activations computed again" if p.recompute else ""
     return [
         f"{p.layout.processes:,} processes = {p.layout.words}, on {p.accelerator.name}:",
-        f"  a step reads {scaled(p.tokens)} tokens: {counted(p.rows, 'sequence')} a pass in "
-        f"{p.passes:,} pass{'es' * (p.passes > 1)} on each of {p.layout.groups:,} groups{again}",
+        f"  a step reads {scaled(p.tokens)} tokens: {counted(p.rows, 'sequence')} in each of "
+        f"{p.passes:,} micro-batch{'es' * (p.passes > 1)} on each of {p.layout.groups:,} groups{again}",
         f"  memory of one process: {size(p.peak)} of {size(p.accelerator.memory)}: "
         + ("it fits" if p.fits else "it does not fit")
         + f" ({USABLE:.0%} is planned with); {p.parameters:,} parameters of its own",

@@ -106,7 +106,7 @@ def make_plan(
 
     The full network is never built.
 
-    batch         sequences in one pass; unless given, the run's, or what a run would choose
+    batch         sequences in one micro-batch; unless given, the run's, or what a run would choose
     n_ctx, vocabulary, precision   replace its own
     accelerators  names of `ACCELERATORS`, planned from their data sheets
     tokens        number of training tokens; unless given, the run's, or 20 for each parameter
@@ -298,7 +298,7 @@ def changes_that_help(recipe: Recipe) -> list[tuple[str, float]]:
     if t.batch > 1:
         fewer = max(n for n in range(1, t.batch) if t.batch % n == 0)
         passes = t.batch // fewer * t.accumulate
-        said = f"batch={fewer}, accumulate={passes} (the same step in more passes)"
+        said = f"batch={fewer}, accumulate={passes} (the same step in more micro-batches)"
         tried.append((said, with_train(recipe, batch=fewer, accumulate=passes)))
         tried.append((f"batch=1, accumulate={t.batch * t.accumulate}", with_train(recipe, batch=1)))
     if t.recompute == "no":

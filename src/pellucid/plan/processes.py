@@ -194,7 +194,7 @@ def units(recipe: Recipe) -> tuple[tuple[int, tuple[tuple[str, torch.Size], ...]
 def plan_processes(
     recipe: Recipe, layout: Layout, other: Accelerator, *, passes: int = 1, per_machine: int = PER_MACHINE
 ) -> ProcessPlan:
-    """The plan of one process for a step of `train.batch` rows of the whole run, read in `passes` passes.
+    """The plan of one process for a step of `train.batch` rows of the whole run, read in `passes` micro-batches.
 
     Products are in the recipe's precision; parameters are gathered in that of `parallel.gather`, and gradients are
     summed in float32. Raises PlanError with the first thing that does not divide, or that a run would refuse.
@@ -202,8 +202,8 @@ def plan_processes(
     t, a = recipe.train, recipe.model
     if t.batch % (layout.groups * passes):
         raise PlanError(
-            f"batch = {t.batch:,} rows are not divisible by replicate x shard x passes = {layout.groups} x {passes}: "
-            f"give a multiple of {layout.groups * passes:,}"
+            f"batch = {t.batch:,} rows are not divisible by replicate x shard x micro-batches = "
+            f"{layout.groups} x {passes}: give a multiple of {layout.groups * passes:,}"
         )
     if recipe.parallel.gather == "bfloat16" and (layout.shard == 1 or t.precision != "bfloat16"):
         raise PlanError(
@@ -337,8 +337,9 @@ def _traffic(local: Recipe, layout: Layout, other: Accelerator, passes: int, per
 def fastest(recipe: Recipe, processes: int, other: Accelerator, *, per_machine: int = PER_MACHINE) -> list[ProcessPlan]:
     """The layouts of `processes` that fit into the accelerator's memory, the fastest first.
 
-    Tensor-parallel groups stay inside a machine. The rows of a pass are the most that fit, and activations are computed
-    again only where nothing fits otherwise. Raises PlanError where no layout fits, with the one that comes nearest.
+    Tensor-parallel groups stay inside a machine. The rows of a micro-batch are the most that fit, and activations are
+    computed again only where nothing fits otherwise. Raises PlanError where no layout fits, with the one that comes
+    nearest.
     """
     fitting: list[ProcessPlan] = []
     nearest: ProcessPlan | None = None

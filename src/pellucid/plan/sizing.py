@@ -44,9 +44,9 @@ STEPPING = 0.93
 STARTING, STARTING_SHARE = 6.0, 0.15
 #: n-gram tables are left out if the run reads its text more often than this times the cube root of variety and tokens
 #: for each of their rows: they would memorize it. For subword tokens, and for characters or bytes
-PASSES_WITH_TABLES = (4.0, 5.0)
-#: passes up to which tables have more rows, for a variety of 1: of a text that is read more often they memorize more
-FEW_PASSES = 2.5
+EPOCHS_WITH_TABLES = (4.0, 5.0)
+#: epochs up to which tables have more rows, for a variety of 1: of a text that is read more often they memorize more
+FEW_EPOCHS = 2.5
 #: how often the size is chosen in an octave of time, and how many bits per character a larger network of less time may
 #: rank behind the best
 RUNGS, KEPT = 8, 0.05
@@ -56,8 +56,8 @@ FEWEST_SEQUENCES, MANY_STEPS = 8, (800, 8000)
 #: 1, as they do better on the longer sequences of smaller vocabularies; the power of the variety by which the latter
 #: grows; and the least characters of the text for each id
 MIN_TOKEN_COUNT, OF_VARIED, CHARACTERS_PER_ID = (200, 450), 2.5, 512
-#: passes above which dropout is used, and after which further passes gain nothing
-PASSES_WITHOUT_DROPOUT, MOST_PASSES, DROPOUT = 12.0, 30.0, 0.1
+#: epochs above which dropout is used, and after which further epochs gain nothing
+EPOCHS_WITHOUT_DROPOUT, MOST_EPOCHS, DROPOUT = 12.0, 30.0, 0.1
 
 #: about the seconds of a step of 2,048 tokens on one thread of the machine of docs/log.md, at width 128: by layer
 #: (Muon's products first), in the readout, and in what every network has once, as its embedding and tables of n-grams
@@ -73,7 +73,7 @@ COST = {
 #: widths of the two networks that are timed here, their layers, and about how many seconds that takes: at most a share
 PROBES, PROBE_LAYERS, PROBE_SECONDS, PROBE_SHARE = (64, 256), 2, 3.0, 0.03
 
-#: the most fresh passes that all passes after the first are worth
+#: the most fresh epochs that all epochs after the first are worth
 WORTH = 5.1
 #: distinct trigrams over the root of a sample's length, in English prose, and the largest variety that counts
 PROSE, VARIETIES = 22.0, (0.5, 3.0)
@@ -98,14 +98,14 @@ DEPTH_WITH_TABLES = ((0.12, 0.065), 0.6)
 #: what too few weights and layers cost with tables grows with this power of the variety, and what a network with tables
 #: lacks in the end falls by so much for a variety of 1
 TABLES_OF_VARIED = (0.67, 0.19)
-#: bits per character that a network loses as its tables learn the text by heart: times ln(share / o)^2 for passes that
-#: are a share of PASSES_WITH_TABLES above o, and linear in ln(share) above 1, where tables would be left out
+#: bits per character that a network loses as its tables learn the text by heart: times ln(share / o)^2 for epochs that
+#: are a share of EPOCHS_WITH_TABLES above o, and linear in ln(share) above 1, where tables would be left out
 MEMORIZED = ((0.03, 0.12), (0.10, 0.30))
 
 
 @dataclass(frozen=True)
 class Size:
-    """A size with its cost, the passes over the text in the available time, and `expected`, by which sizes are
+    """A size with its cost, the epochs over the text in the available time, and `expected`, by which sizes are
     ranked.
     """
 
@@ -118,8 +118,8 @@ class Size:
     rows: int = 0
     seconds: float = 0.0
     steps: int = 0
-    passes: float = 0.0
-    #: passes, as a share of those up to which there may be tables
+    epochs: float = 0.0
+    #: epochs, as a share of those up to which there may be tables
     repeats: float = 0.0
     expected: float = math.inf
 
@@ -311,13 +311,13 @@ def fit_to_time(size: Size, text: Text, recipe: Recipe, seconds: float, scale: t
             size = replace(size, batch=2 * size.batch)
     size = replace(size, batch=recipe.train.batch or size.batch)
     per_step, n_tokens = seconds_of(size, scale), text.n_characters / each
-    steps = max(1, min(int(seconds / per_step), int(MOST_PASSES * n_tokens / size.tokens)))
-    passes = steps * size.tokens / n_tokens
-    timed = replace(size, seconds=per_step, steps=steps, passes=passes)
+    steps = max(1, min(int(seconds / per_step), int(MOST_EPOCHS * n_tokens / size.tokens)))
+    epochs = steps * size.tokens / n_tokens
+    timed = replace(size, seconds=per_step, steps=steps, epochs=epochs)
     found = [timed]
-    repeats = passes / passes_with_tables(recipe, n_tokens * text.variety, by_character)
+    repeats = epochs / epochs_with_tables(recipe, n_tokens * text.variety, by_character)
     if recipe.model.ngrams and repeats <= 1:
-        rows = rows_of_tables(recipe, text) if passes <= FEW_PASSES * text.variety else 0
+        rows = rows_of_tables(recipe, text) if epochs <= FEW_EPOCHS * text.variety else 0
         found = [replace(timed, ngrams=True, rows=rows, repeats=repeats), timed]
     ranked = [replace(s, expected=expected(s, text, by_character)) for s in found]
     return min(ranked, key=lambda s: s.expected)
@@ -335,10 +335,10 @@ def rows_of_tables(recipe: Recipe, text: Text) -> int:
     return recipe.model.ngram_rows * 2 ** round(math.log2(1 + text.variety))
 
 
-def passes_with_tables(recipe: Recipe, varied: float, by_character: bool) -> float:
+def epochs_with_tables(recipe: Recipe, varied: float, by_character: bool) -> float:
     """How often a text may be read before n-gram tables memorize it; `varied` is its tokens x variety."""
     a = recipe.model
-    return PASSES_WITH_TABLES[by_character] * (varied / max(1, len(a.ngrams) * a.ngram_rows)) ** (1 / 3)
+    return EPOCHS_WITH_TABLES[by_character] * (varied / max(1, len(a.ngrams) * a.ngram_rows)) ** (1 / 3)
 
 
 def expected(size: Size, text: Text, by_character: bool = False) -> float:
@@ -350,11 +350,11 @@ def expected(size: Size, text: Text, by_character: bool = False) -> float:
     and z ln(repeats / o)^2 more where repeats > o. Steps are of STEP_TOKENS tokens.
 
     Without the term in h, runs of a few hundred steps got networks too wide to learn in them (docs/log.md). The
-    characters are those that are read; those of later passes count less (Muennighoff et al. 2023).
+    characters are those that are read; those of later epochs count less (Muennighoff et al. 2023).
     """
     (a, b, c), (d, e), (f, g), (h, k) = CAPACITY_FIT, DATA_FIT, STEP_FIT, START_FIT
-    again = max(size.passes - 1, 0.0)
-    read = text.n_characters * (min(size.passes, 1.0) + WORTH * (1 - math.exp(-again / WORTH)))
+    again = max(size.epochs - 1, 0.0)
+    read = text.n_characters * (min(size.epochs, 1.0) + WORTH * (1 - math.exp(-again / WORTH)))
     steps = size.steps * size.tokens / STEP_TOKENS
     trained = d * text.variety * (read / 1e6) ** -e + f * steps**-g + h * (steps / k) ** -2
     if not size.ngrams:
@@ -450,14 +450,14 @@ def sized(recipe: Recipe, sizing: Sizing, known: set[str]) -> Recipe:
         chosen["text.vocabulary"] = size.vocabulary
     if not size.ngrams and "model.ngrams" not in known:
         chosen["model.ngrams"] = ()
-    if size.passes > PASSES_WITHOUT_DROPOUT and not any(name.startswith("model.dropout") for name in known):
+    if size.epochs > EPOCHS_WITHOUT_DROPOUT and not any(name.startswith("model.dropout") for name in known):
         chosen["model.dropout"] = DROPOUT
     chosen = {name: value for name, value in chosen.items() if name not in known}
     if "model.mlp.d_ff" in known:
         chosen["model.mlp.d_ff"] = recipe.model.mlp.d_ff  # otherwise it would follow d_model
     made_recipe = with_fields(recipe, chosen)
-    if size.passes >= 0.99 * MOST_PASSES:
-        return with_train(made_recipe, minutes=0.0, epochs=MOST_PASSES)
+    if size.epochs >= 0.99 * MOST_EPOCHS:
+        return with_train(made_recipe, minutes=0.0, epochs=MOST_EPOCHS)
     return made_recipe
 
 
@@ -467,19 +467,19 @@ def sizing_lines(sizing: Sizing, final: Recipe) -> list[str]:
     tables = (
         f"with tables of n-grams of {a.ngram_rows:,} rows"
         if a.ngrams
-        else f"without tables of n-grams ({c.passes:.1f} passes)"
+        else f"without tables of n-grams ({c.epochs:.1f} epochs)"
     )
     lines = [
         f"size: width {a.d_model}, {a.n_layers} layers, vocabulary {c.vocabulary:,}, context {a.n_ctx}, {c.batch} "
         f"sequences a step, {tables}; chosen for {n:,} characters and {sizing.seconds:,.0f} s of steps",
-        f"  about {c.steps:,} steps of {1e3 * c.seconds:.0f} ms, which read the text {c.passes:.2g} times; rates as "
+        f"  about {c.steps:,} steps of {1e3 * c.seconds:.0f} ms, which read the text {c.epochs:.2g} times; rates as "
         "for every width; --explain shows the other candidates",
     ]
-    if c.passes > PASSES_WITHOUT_DROPOUT and a.dropout.embed == DROPOUT:
-        lines.append(f"  dropout {DROPOUT}, since the text is read more than {PASSES_WITHOUT_DROPOUT:g} times")
-    if final.train.epochs == MOST_PASSES:
+    if c.epochs > EPOCHS_WITHOUT_DROPOUT and a.dropout.embed == DROPOUT:
+        lines.append(f"  dropout {DROPOUT}, since the text is read more than {EPOCHS_WITHOUT_DROPOUT:g} times")
+    if final.train.epochs == MOST_EPOCHS:
         lines.append(
-            f"  {MOST_PASSES:g} passes take {c.steps * c.seconds:,.0f} s: more passes would only memorize this text"
+            f"  {MOST_EPOCHS:g} epochs take {c.steps * c.seconds:,.0f} s: more epochs would only memorize this text"
         )
     return lines
 
@@ -504,18 +504,18 @@ def explained(sizing: Sizing) -> list[str]:
         f"(steps / {k:g})^-2, steps of {STEP_TOKENS:,} tokens, and {m:g} (1 - e^(-steps / "
         f"{q[sizing.by_character]:g})) more for a single layer; with tables of n-grams by {varied}^{v:g} ({u:g} W_1 + "
         f"{deep[sizing.by_character]:g} n_layers^-{fall:g}) + {w:g} T + {x:g} - {y:g} x {varied}, where W_1 is W of a "
-        f"single layer, and {z:g} ln(share / {o:g})^2 more where the share is above {o:g}, the passes being "
-        f"a share of {PASSES_WITH_TABLES[sizing.by_character]:g} x ({varied} x tokens of the text / rows of the "
+        f"single layer, and {z:g} ln(share / {o:g})^2 more where the share is above {o:g}, the epochs being "
+        f"a share of {EPOCHS_WITH_TABLES[sizing.by_character]:g} x ({varied} x tokens of the text / rows of the "
         f"tables)^(1/3); they are left out above that, or where that ranks better, and have more rows up to "
-        f"{FEW_PASSES:g} x {varied} passes",
+        f"{FEW_EPOCHS:g} x {varied} epochs",
         f"a step takes {sizing.scale[0]:.2f} times what it took there at width {PROBES[0]}, "
         f"{sizing.scale[1]:.2f} times at "
         f"width {PROBES[1]}; the vocabulary is the largest whose ids are met {MIN_TOKEN_COUNT[0]} times on average, "
         f"{MIN_TOKEN_COUNT[1]} x {varied}^{OF_VARIED:g} with tables",
         f"{varied} is the text's variety: different runs of three characters in a sample, beside English prose",
-        "  width  layers  batch  ms a step   steps  passes  n-grams  ranked by",
+        "  width  layers  batch  ms a step   steps  epochs  n-grams  ranked by",
         *(
-            f"  {s.d_model:5d}  {s.n_layers:6d}  {s.batch:5d}  {1e3 * s.seconds:9.1f}  {s.steps:6d}  {s.passes:6.2f}  "
+            f"  {s.d_model:5d}  {s.n_layers:6d}  {s.batch:5d}  {1e3 * s.seconds:9.1f}  {s.steps:6d}  {s.epochs:6.2f}  "
             f"{'yes' if s.ngrams else 'no':>7}  {s.expected:9.3f}{'  <- chosen' if s == sizing.chosen else ''}"
             for s in best
         ),

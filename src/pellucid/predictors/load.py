@@ -9,6 +9,7 @@ from pellucid.model.weights import check_finite, load_state
 from pellucid.predictors.mixture import Counted, Mixture
 from pellucid.predictors.neural import NeuralProbabilistic, NeuralProbabilisticOptions
 from pellucid.predictors.ngram import NGram
+from pellucid.predictors.options import PredictorError
 from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.recipe import PredictorRecipe, read_predictor_recipe
 from pellucid.predictors.recurrent import Recurrent, RecurrentOptions
@@ -40,6 +41,12 @@ def load_predictor(
     network = network.to(resolve_device(device))
     if (run / "mixture.json").exists() and checkpoint == "best":
         about = read_json(run / "mixture.json")
+        if about["step"] != step:
+            raise PredictorError(
+                f"the share of the n-gram in {run} was fitted with the network of step {about['step']}, and the best "
+                f"checkpoint is that of step {step} now: finish the run (--resume), or open the network alone with "
+                f"checkpoint = {step}"
+            )
         network = Mixture(network, Counted(NGram.load(run / "ngram")), about["weight"])
     return Predictor(network.eval(), tokenizer, recipe.kind, {"folder": str(run), "step": step})
 

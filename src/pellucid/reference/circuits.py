@@ -31,7 +31,8 @@ def fold_layer_norm(gain: Array, bias: Array, W: Array, b: Array) -> tuple[Array
 
 
 def fold_norms(a: Architecture, weights: Weights) -> tuple[Architecture, dict[str, np.ndarray], np.ndarray]:
-    """An untied architecture, weights and a vector b_U with the same logits once b_U is added; all gains 1, biases 0
+    """An untied architecture, weights and a vector b_U with the same logits once b_U is added; all gains 1, biases 0.
+    Where readout = none the architecture is the same, and so is the final norm, whose output is the result.
 
     S1 1.1.1.1. Raises ValueError for post blocks, whose norm's output is also the stream, for the bert readout, and
     where a linear map that would have to absorb a bias has none. Erratum E-34.
@@ -47,7 +48,8 @@ def fold_norms(a: Architecture, weights: Weights) -> tuple[Architecture, dict[st
     if biased and a.final_norm == "norm" and a.logit_cap:
         raise ValueError("the final norm has a bias, which cannot be added to capped logits: expected logit_cap = 0")
     folded = {name: real(w).copy() for name, w in weights.items()}
-    folded["unembed.weight"] = folded.get("unembed.weight", folded["embed.token.weight"]).copy()
+    if a.readout != "none":
+        folded["unembed.weight"] = folded.get("unembed.weight", folded["embed.token.weight"]).copy()
     # what reads the stream in an MLP, in every expert, and beside the experts
     reading = ("gate", "up.0", "router", "shared.scale") if a.mlp.n_hidden else ("down",)
     ends = tuple(f".{name}.weight" for name in reading)
@@ -61,6 +63,8 @@ def fold_norms(a: Architecture, weights: Weights) -> tuple[Architecture, dict[st
         for norm in readers.keys() & {*a.norms_of(l)}:
             _fold(a, folded, f"blocks.{l}.{norm}", [f"blocks.{l}.{reader}" for reader in readers[norm]])
     b_U = np.zeros(a.n_vocab)
+    if a.readout == "none":
+        return a, folded, b_U
     if a.final_norm == "norm":
         bias = folded.get("final_norm.bias", np.zeros(a.d_model))
         reader = "unembed.projection" if a.d_embed else "unembed"

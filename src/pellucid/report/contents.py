@@ -80,7 +80,7 @@ class Contents:
         tokens.
         """
         counts, a = count_parameters(self.recipe.model), self.recipe.model
-        grams = len(a.ngrams) * a.ngram_rows * a.d_model
+        grams = len(a.ngrams) * a.ngram_rows * a.embed_sum_width
         named = {NAMES.get(part, part): n for part, n in counts.items()}
         named = {"embedding": named.pop("embedding") - grams, "n-gram tables": grams} | named
         return {part: n for part, n in named.items() if n}

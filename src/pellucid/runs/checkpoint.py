@@ -328,17 +328,17 @@ def good_step(run: Path) -> int | None:
 def _marked(run: Path, name: str) -> int | None:
     try:
         step = json.loads(read_regular(run / "checkpoints" / name))["step"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return step if folder_of(run, step).is_dir() else None
+        return step if folder_of(run, step).is_dir() else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # another program wrote it
 
 
 def best_loss(run: Path) -> float:
     """The held-out loss of `best_step`, infinite where there is none."""
     if best_step(run) is None:
         return math.inf
-    loss = json.loads((run / "checkpoints" / "best.json").read_bytes())["held_out_loss"]
-    return math.inf if loss is None else loss
+    loss = json.loads((run / "checkpoints" / "best.json").read_bytes()).get("held_out_loss")
+    return float(loss) if isinstance(loss, int | float) else math.inf
 
 
 def set_aside(run: Path, after: int, reason: Literal["damaged", "diverged"] = "damaged") -> None:

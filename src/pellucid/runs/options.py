@@ -51,7 +51,7 @@ class TrainOptions(Options):
     steps: int = 0
     #: length in tokens that are trained on
     tokens: int = 0
-    #: length in passes over the training text
+    #: length in epochs, each of which reads the training text once
     epochs: float = 0.0
     #: length in minutes; the number of steps follows from measuring one
     minutes: float = 0.0
@@ -62,9 +62,9 @@ class TrainOptions(Options):
     #: share of the tokens that are hidden where the objective is masked
     mask_share: float = 0.15
 
-    #: sequences in one pass; 0: chosen
+    #: sequences in one micro-batch; 0: chosen
     batch: int = 0
-    #: passes whose gradients are added up before a step; 0: chosen, and batch is then divided among them
+    #: micro-batches whose gradients are added up before a step; 0: chosen, and batch is then divided among them
     accumulate: int = 0
     #: adamw for every weight, or muon for the matrices inside the blocks and AdamW for the others
     optimizer: OptimizerName = "muon"
@@ -170,9 +170,13 @@ class TrainOptions(Options):
         for name in ("weight_decay", "ngram_weight_decay"):
             decay = getattr(self, name)
             refuse_unless(decay >= 0 or decay == -1, name, "0 or more, or -1 to have it chosen")
-            # a step multiplies a weight by 1 - learning_rate x decay; decays that runs choose need no check
-            expected = f"at most 1 / learning_rate = {1 / self.learning_rate:g}, so that weights keep their signs"
-            refuse_unless(decay <= 1 or self.learning_rate * decay <= 1, name, expected)
+            # a step multiplies a weight by 1 - rate x decay; decays that runs choose need no check
+            by_muon = name == "weight_decay" and self.optimizer == "muon"
+            rates = ("learning_rate", "muon_learning_rate") if by_muon else ("learning_rate",)
+            largest = max(rates, key=lambda rate: getattr(self, rate))
+            rate = getattr(self, largest)
+            expected = f"at most 1 / {largest} = {1 / rate:g}, so that weights keep their signs"
+            refuse_unless(decay <= 1 or rate * decay <= 1, name, expected)
         refuse_unless(0 < self.mask_share < 1, "mask_share", "a share between 0 and 1, such as 0.15")
         for name in ("beta_1", "beta_2"):
             refuse_unless(0 <= getattr(self, name) < 1, name, "a number from 0 up to, not including, 1")

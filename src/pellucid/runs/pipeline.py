@@ -162,7 +162,9 @@ def resume_run(
         position = f"{run_dir} is at step {step} of {recipe.n_steps}"
         finished = f"{position}: finished; --steps, --minutes, ... make it longer"
         reporter.start([finished if step == recipe.n_steps else position])
-        if checkpoint and not any(length.values()) and (pace := Pace.resumed(recipe, checkpoint.state)):
+        # the clock of a checkpoint is that of the segment that it belongs to: a run made longer has another
+        keeps_clock = checkpoint and (len(recipe.segments) == 1 or checkpoint.step > recipe.segments[-1][0])
+        if keeps_clock and not any(length.values()) and (pace := Pace.resumed(recipe, checkpoint.state)):
             most = math.inf if recipe.train.minutes else recipe.segments[-1][1]
             pace.know(n_held_out, trainable.n_trained, most, trainable.finish_cost, trainable.can_sample)
         trainable.processes.announce(run_dir, checkpoint and checkpoint.step)

@@ -90,7 +90,10 @@ class PlainReporter:
 
 
 class ProgressRate:
-    """Tokens per second and time left, from the steps of this sitting after its first, which may compile."""
+    """Tokens per second and time left, from the steps of this sitting after its first, which may compile.
+
+    Rows come some steps after they were taken, the last ones at once: their own `seconds` say when that was.
+    """
 
     def __init__(self, recipe: RunRecipe, step: int):
         self.recipe, self.first = recipe, None
@@ -98,7 +101,7 @@ class ProgressRate:
         self.began = self.now
 
     def see(self, row: dict[str, Any]) -> None:
-        self.now = (row["step"], time.monotonic())
+        self.now = (row["step"], row.get("seconds", time.monotonic()))
         self.first = self.first or self.now
 
     @property
@@ -107,8 +110,9 @@ class ProgressRate:
         return self.first is not None and self.now[0] > self.first[0]
 
     def steps_per_second(self) -> float:
-        first = self.first if self.is_known and self.first else self.began
-        return (self.now[0] - first[0]) / max(self.now[1] - first[1], 1e-9)
+        if not self.is_known or self.first is None:
+            return (self.now[0] - self.began[0]) / max(time.monotonic() - self.began[1], 1e-9)
+        return (self.now[0] - self.first[0]) / max(self.now[1] - self.first[1], 1e-9)
 
     def tokens_per_second(self) -> float:
         return self.steps_per_second() * self.recipe.tokens_per_step

@@ -155,6 +155,7 @@ class Trainer(Generic[RecipeT]):
             "step": self.step,
             "learning_rate": rate * t.learning_rate,
             f"{trainable.unit}s": self.step * tokens_per_step,
+            "seconds": round(self.seconds(), 4),
         }
         if total.device.type == "cpu":
             row |= self.speed(tokens_per_step / max(clocks.passed(), 1e-9))
@@ -172,9 +173,7 @@ class Trainer(Generic[RecipeT]):
         while len(self.pending) > keep:
             row, figures = self.pending.popleft()
             values = {name: t.item() for name, t in figures.items()}
-            seconds = self.seconds()
             row |= {name: value for name, value in values.items() if name != "bad"}
-            row["seconds"] = round(seconds, 3)
             self.bad_in_a_row = self.bad_in_a_row + 1 if values["bad"] else 0
             if values["bad"]:
                 row |= {"loss": None, "grad_norm": None, "skipped": True}
@@ -282,7 +281,7 @@ class Trainer(Generic[RecipeT]):
         """Take a step, and write the figures of earlier ones; `compiles` says that it takes longer than others."""
         began = time.monotonic()
         name = "compiling the first step" if compiles else f"step {self.step + 1}"
-        with self.interruption.phase(name, "passes") as self.phase:
+        with self.interruption.phase(name, "micro-batches") as self.phase:
             self.take_step()
             self.read_figures(LAG)
         kept_memory.bound(self.processes.n)

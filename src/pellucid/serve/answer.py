@@ -55,6 +55,7 @@ class Answer:
         seed = secrets.randbits(32) if body.seed is None else body.seed
         taps, sampling = model.taps(body.edits), body.sampling()
         inputs = model.shared_sources(sources, taps)
+        self.n_source_tokens = sum(map(len, sources or ()))
         self.generations = [
             Generation(
                 prompt_ids=ids,
@@ -115,9 +116,12 @@ class Answer:
         return finished
 
     def counts(self) -> tuple[int, int, int]:
-        """How many tokens the prompts have, how many of those were known already, and how many were generated."""
+        """How many tokens were given, how many of those were known already, and how many were generated.
+
+        The tokens that an encoder reads are given too.
+        """
         each_prompt = self.generations[:: self.n]
-        read = sum(len(g.prompt_ids) for g in each_prompt)
+        read = self.n_source_tokens + sum(len(g.prompt_ids) for g in each_prompt)
         return read, sum(g.cached_tokens for g in each_prompt), sum(len(g.state.generated) for g in self.generations)
 
     def usage(self) -> dict[str, Any]:

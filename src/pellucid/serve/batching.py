@@ -393,7 +393,7 @@ class BatchingEngine(Engine):
         if not generation.prompt_scores:
             generation.prompt_scores.append(None)
         targets = tokens[begin + 1 : begin + 1 + len(logits)]
-        scores = token_scores(logits[: len(targets)], targets, max(0, generation.n_top))
+        scores = token_scores(logits[: len(targets)], targets, max(0, generation.n_top), self.n_known)
         generation.prompt_scores.extend(scores)
 
     # Decoding ----------------------------------------------------------------------------------------------------

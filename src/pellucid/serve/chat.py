@@ -38,6 +38,8 @@ class ChatBody(SamplingBody):
         "prediction": (),
         "web_search_options": (),
         "echo": (False,),
+        "best_of": (1,),
+        "source": (),
         "chat_template": (),
         "chat_template_kwargs": ({},),
         "documents": ([],),

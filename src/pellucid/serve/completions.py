@@ -1,6 +1,7 @@
 """POST /v1/completions: text that continues prompts, whole or streamed."""
 
 import asyncio
+import itertools
 import secrets
 import statistics
 from collections.abc import AsyncIterator, Sequence
@@ -37,6 +38,7 @@ class CompletionBody(SamplingBody):
         **SamplingBody.refused,
         "suffix": ("",),
     }
+    renamed: ClassVar[dict[str, str]] = {**SamplingBody.renamed, "max_completion_tokens": "max_tokens"}
 
     prompt: Prompts = ""
     source: Prompts | None = None
@@ -69,6 +71,11 @@ def read_body(model: ServedModel, body: CompletionBody) -> tuple[list[list[int]]
         if body.source is not None:
             raise ValueError("source: this model has no encoder; send the text as the prompt")
         return model.prompts(body.prompt), None
+    if body.echo and body.source is None:
+        raise ValueError(
+            "echo: the encoder of this model reads the prompt, and the text does not begin with it; leave echo out, or "
+            "send that text as the source and what the answer begins with as the prompt"
+        )
     begins = "" if body.source is None else body.prompt
     sources = model.sources(body.prompt if body.source is None else body.source)
     targets = model.targets(begins)
@@ -110,12 +117,10 @@ async def stream_completion(answer: Answer, body: CompletionBody, about: dict[st
             if body.echo and index not in echoed:
                 echoed.add(index)
                 generation = answer.generations[index]
-                text = answer.model.tokenizer.decode(generation.prompt_ids)
-                lists = None
-                if generation.echo:
-                    lists = logprobs[index].of(generation.prompt_scores, generation.prompt_ids)
-                yield server_event(about | {"choices": [completion_choice(index, text, lists, None)]} | none_yet)
-            lists = None if token.score is None else logprobs[index].of([token.score], [token.score.token])
+                prompt = EchoedPrompt(answer.model, generation.prompt_ids)
+                lists = logprobs[index].of_prompt(prompt, generation.prompt_scores) if generation.echo else None
+                yield server_event(about | {"choices": [completion_choice(index, prompt.text, lists, None)]} | none_yet)
+            lists = None if token.score is None else logprobs[index].of([token.score])
             if token.text or lists or token.finish_reason:
                 choice = completion_choice(index, token.text, lists, token.finish_reason)
                 yield server_event(about | {"choices": [choice]} | none_yet)
@@ -133,14 +138,13 @@ async def whole_completion(
     choices = []
     texts = list(zip(answer.generations, await answer.texts(request), strict=True))
     for index, (generation, finished) in enumerate(best_texts(texts, body.n or 1, body.n_samples)):
-        text = finished.text
-        if body.echo:
-            text = answer.model.tokenizer.decode(generation.prompt_ids) + text
-        lists = None
+        prompt = EchoedPrompt(answer.model, generation.prompt_ids) if body.echo else None
+        text, lists = finished.text if prompt is None else prompt.text + finished.text, None
         if body.logprobs is not None:
-            scores = [*(generation.prompt_scores if generation.echo else []), *finished.scores]
-            prompt = generation.prompt_ids if generation.echo else []
-            lists = CompletionLogprobs(answer.model).of(scores, [*prompt, *(s.token for s in finished.scores)])
+            logprobs = CompletionLogprobs(answer.model)
+            lists = None if prompt is None else logprobs.of_prompt(prompt, generation.prompt_scores)
+            generated = logprobs.of(finished.scores)
+            lists = generated if lists is None else {name: lists[name] + more for name, more in generated.items()}
         choices.append(completion_choice(index, text, lists, finished.reason))
     return about | {"choices": choices, "usage": answer.usage(), "timings": answer.timings()}
 
@@ -164,22 +168,63 @@ def completion_choice(index: int, text: str, logprobs: dict[str, Any] | None, re
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason(reason)}
 
 
+class EchoedPrompt:
+    """A prompt as it is given back: the characters that each of its tokens completes, their names, and the text.
+
+    A tokenizer of another project may put a blank before every text, which its `decode` leaves out: neither the text
+    nor the tokens have it then.
+    """
+
+    def __init__(self, model: ServedModel, ids: Sequence[int]):
+        characters = model.tokenizer.stream()
+        pieces = [characters.push(token) for token in ids]
+        # what is generated begins with a character of its own
+        pieces[-1] += characters.finish()
+        n = max(0, n_blanks("".join(pieces)) - n_blanks(model.tokenizer.decode(ids)))
+        self.pieces = without_blanks(pieces, n)
+        self.names = without_blanks([model.token_text(token) for token in ids], n)
+        self.text = "".join(self.pieces)
+
+
+def n_blanks(text: str) -> int:
+    """The number of blanks that a text begins with."""
+    return len(text) - len(text.lstrip(" "))
+
+
+def without_blanks(pieces: Sequence[str], n: int) -> list[str]:
+    """The pieces of a text without the `n` blanks that it begins with."""
+    shorter = []
+    for piece in pieces:
+        here = min(n, n_blanks(piece))
+        shorter.append(piece[here:])
+        n -= here
+    return shorter
+
+
 class CompletionLogprobs:
     """OpenAI's four lists about the tokens of a text completion, and how many characters came before the next token."""
 
     def __init__(self, model: ServedModel):
         self.model, self.offset, self.characters = model, 0, model.tokenizer.stream()
 
-    def of(self, scores: Sequence[TokenScore | None], tokens: Sequence[int]) -> dict[str, list[Any]]:
-        """The lists for these tokens; None for the first one of a prompt, which nothing predicts."""
-        texts = [self.model.token_text(token) for token in tokens]
-        offsets = []
-        for token in tokens:
-            offsets.append(self.offset)
-            # a token inside a character ends no character: the next one stands at the same place
-            self.offset += len(self.characters.push(token))
+    def of_prompt(self, prompt: EchoedPrompt, scores: Sequence[TokenScore | None]) -> dict[str, list[Any]]:
+        """The lists for the tokens of a prompt; None for the first one, which nothing predicts."""
+        return self.lists(scores, prompt.names, prompt.pieces)
+
+    def of(self, scores: Sequence[TokenScore]) -> dict[str, list[Any]]:
+        """The lists for generated tokens."""
+        names = [self.model.token_text(score.token) for score in scores]
+        return self.lists(scores, names, [self.characters.push(score.token) for score in scores])
+
+    def lists(
+        self, scores: Sequence[TokenScore | None], names: Sequence[str], pieces: Sequence[str]
+    ) -> dict[str, list[Any]]:
+        """The lists for tokens with these names, which complete these characters."""
+        # a token inside a character completes none: the next one stands at the same place
+        offsets = list(itertools.accumulate(map(len, pieces), initial=self.offset))
+        self.offset = offsets.pop()
         return {
-            "tokens": texts,
+            "tokens": list(names),
             "token_logprobs": [score and json_log_prob(score.log_prob) for score in scores],
             "top_logprobs": [self.alternatives(score) for score in scores],
             "text_offset": offsets,

@@ -25,7 +25,7 @@ from pellucid.serve.served import ServedModel
 class EmbeddingBody(Body):
     """The body of the request. `pooling` is how the vectors of a text's tokens become one."""
 
-    refused: ClassVar[dict[str, tuple[Any, ...]]] = {"edits": ([],)}
+    refused: ClassVar[dict[str, tuple[Any, ...]]] = {"edits": ([],), "truncate_prompt_tokens": ()}
 
     model: str | None = None
     input: Prompts = Field(min_length=1)

@@ -60,6 +60,8 @@ class Engine:
         self.tokenizer, self.n_ctx, self.n_vocab = tokenizer, n_ctx, n_vocab
         self.max_rows, self.max_queue = max_rows, max_queue
         self.max_tokens = max(n_ctx, LEAST_LIMIT) if max_tokens is None else max_tokens
+        #: the ids below this have a row in the network and are a token of the tokenizer
+        self.n_known = min(n_vocab, tokenizer.n_vocab)
         # a special token without a row of the embedding is never chosen
         self.n_allowed = tokenizer.n_vocab - sum(i >= n_vocab for i in tokenizer.special.values())
         self.waiting: deque[Generation] = deque()
@@ -278,7 +280,8 @@ class Engine:
         text = generation.writer.push(token)
         if generation.writer.stops.stopped:
             state.finish_reason = "stop"
-        score = token_scores(logits[None], [token], generation.n_top)[0] if generation.n_top >= 0 else None
+        n_top = generation.n_top
+        score = token_scores(logits[None], [token], n_top, self.n_known)[0] if n_top >= 0 else None
         generation.emit(generation, TokenEvent(token, text, score, state.finish_reason))
         return state.finish_reason is None
 

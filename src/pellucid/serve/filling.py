@@ -15,7 +15,6 @@ from pellucid.serve.embeddings import awaited
 from pellucid.serve.generation import TooLargeError
 from pellucid.serve.protocol import MAX_PROMPTS, Body
 from pellucid.serve.served import ServedModel
-from pellucid.text.tokenizers.base import BLANK
 
 MAX_TOP = 1000
 
@@ -42,7 +41,7 @@ async def answer_fill(model: ServedModel, body: FillBody, request: Request) -> d
 def check_lengths(model: ServedModel, texts: Sequence[str]) -> None:
     """Raise for texts that are too long, before the engine's thread is asked to read them."""
     for number, text in enumerate(texts):
-        n = sum(len(model.tokenizer.encode(part)) for part in text.split(BLANK)) + text.count(BLANK)
+        n = len(model.tokenizer.masked_ids(model.tokenizer.blanked_ids(text)))
         if n > model.engine.n_ctx:
             raise TooLargeError(
                 f"text {number} has {n} tokens and this model's context is {model.engine.n_ctx}: shorten it", "text"

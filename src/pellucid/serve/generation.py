@@ -134,13 +134,17 @@ class Generation:
         self.cancelled = True
 
 
-def token_scores(logits: Tensor, tokens: Sequence[int], n_top: int) -> list[TokenScore]:
-    """log softmax of each row of logits [pos, n_vocab] at its token and at the `n_top` likeliest ones."""
+def token_scores(logits: Tensor, tokens: Sequence[int], n_top: int, n_known: int) -> list[TokenScore]:
+    """log softmax of each row of logits [pos, n_vocab] at its token and at the `n_top` likeliest below `n_known`.
+
+    Rows of the network that stand for no token have their share of the probability, and are not named.
+    """
     log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     chosen = log_probs[torch.arange(len(tokens)), list(tokens)].tolist()
     if not n_top:
         return [TokenScore(token, log_prob) for token, log_prob in zip(tokens, chosen, strict=True)]
-    top = log_probs.topk(min(n_top, log_probs.size(-1)))
+    known = log_probs[:, :n_known]
+    top = known.topk(min(n_top, known.size(-1)))
     return [
         TokenScore(token, log_prob, tuple(zip(ids, values, strict=True)))
         for token, log_prob, ids, values in zip(tokens, chosen, top.indices.tolist(), top.values.tolist(), strict=True)

@@ -22,7 +22,8 @@ class Refusal(Exception):  # noqa: N818 (an answer, not a fault)
 class Limits:
     """Bounds on headers, body and time, the Host and Origin checks, and the key, on every route.
 
-    hosts       names that the Host header may have; another one is DNS rebinding or a mistake
+    hosts       names and addresses that the Host header may have; another one is DNS rebinding or a mistake. Capital
+                letters do not count, and IPv6 addresses are given with or without their brackets
     key         what `Authorization: Bearer ...` must say; None where any is accepted
     open_paths  paths that need no key
     """
@@ -38,7 +39,8 @@ class Limits:
         max_headers: int = 2**14,
         seconds: float = 10.0,
     ):
-        self.app, self.hosts, self.key, self.open_paths = app, frozenset(hosts), key, frozenset(open_paths)
+        self.app, self.hosts, self.key = app, frozenset(map(as_in_headers, hosts)), key
+        self.open_paths = frozenset(open_paths)
         self.max_body, self.max_headers, self.seconds = max_body, max_headers, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,9 +65,7 @@ class Limits:
         if sum(len(name) + len(value) for name, value in raw) > self.max_headers:
             raise Refusal(431, f"the headers are longer than {self.max_headers:,} bytes", "headers_too_large")
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw}
-        host = (
-            headers.get("host", "").rsplit(":", 1)[0] if not headers.get("host", "").endswith("]") else headers["host"]
-        )
+        host = host_name(headers.get("host", ""))
         if host not in self.hosts:
             raise Refusal(
                 421, f"this server does not answer for Host {host!r}: name it with --host where it should", "wrong_host"
@@ -99,9 +99,14 @@ class Limits:
                 return bytes(body)
 
 
+def as_in_headers(name: str) -> str:
+    """A host name or address as headers are compared with it: in lower case, an IPv6 address in brackets."""
+    return f"[{name}]".lower() if ":" in name and not name.startswith("[") else name.lower()
+
+
 def host_name(host: str) -> str:
-    """A Host header without its port; an IPv6 address keeps its brackets."""
-    return host if host.endswith("]") else host.rsplit(":", 1)[0]
+    """A Host header without its port and in lower case; an IPv6 address keeps its brackets."""
+    return (host if host.endswith("]") else host.rsplit(":", 1)[0]).lower()
 
 
 def replay(body: bytes, receive: Receive) -> Receive:

@@ -25,11 +25,13 @@ class Body(BaseModel):
     """Unknown fields are accepted: clients send `user`, `store`, `metadata` and others that change no number.
 
     `refused` names the fields that other servers know and that would change the answer, with the values that do not;
-    accepting them without doing them would be a lie.
+    accepting them without doing them would be a lie. `renamed` names fields of other servers and of other routes, with
+    what they are called here.
     """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
     refused: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    renamed: ClassVar[dict[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -40,6 +42,9 @@ class Body(BaseModel):
                 value = values.get(name)
                 if value is not None and value not in harmless:
                     raise ValueError(f"{name} is not done here: leave it out")
+            for name, ours in cls.renamed.items():
+                if values.get(name) is not None:
+                    raise ValueError(f"{name} is called {ours} on this route: send {ours} in its place")
         return values
 
 
@@ -118,7 +123,15 @@ class SamplingBody(Body):
         "allowed_token_ids": (),
         "bad_words": ([],),
         "logits_processors": ([],),
+        "repeat_penalty": (1, 1.0),
+        "xtc_probability": (0, 0.0),
+        "dry_multiplier": (0, 0.0),
+        "dynatemp_range": (0, 0.0),
+        "include_stop_str_in_output": (False,),
+        "truncate_prompt_tokens": (),
     }
+    #: llama.cpp's server and OpenAI's other routes
+    renamed: ClassVar[dict[str, str]] = {"n_predict": "max_tokens", "max_output_tokens": "max_tokens"}
 
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = 1.0

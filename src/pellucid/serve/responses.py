@@ -46,6 +46,11 @@ class ResponsesBody(SamplingBody):
         "text": ({}, PLAIN_TEXT, PLAIN_TEXT | {"verbosity": "medium"}),
         "truncation": ("disabled",),
     }
+    renamed: ClassVar[dict[str, str]] = {
+        "n_predict": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+    }
 
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None

@@ -66,15 +66,24 @@ class ServedModel:
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "pellucid", "meta": meta}
 
     def prompts(self, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]) -> list[list[int]]:
-        """Ids of each prompt; an empty text begins with the separator, as training texts do."""
+        """Ids of each prompt; those of texts as `encode` gives them."""
         return [self.encode(one) for one in as_list(prompt)]
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
-        """Ids of one prompt; ValueError for ids that this model does not know."""
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt) or [self.tokenizer.separator]
-        self.check_ids(prompt)
-        return list(prompt) or [self.tokenizer.separator]
+        """Ids of one prompt, with what the model's own tokenizer puts beside a text; the separator for nothing at all.
+
+        Raises ValueError for ids that this model does not know.
+        """
+        tokenizer, a = self.tokenizer, self.architecture
+        if not isinstance(prompt, str):
+            self.check_ids(prompt)
+            return list(prompt) or self.encode("")
+        ids = tokenizer.encode(prompt)
+        if a is None:  # a predictor is trained here, on texts that begin with the separator
+            return ids or [tokenizer.separator]
+        if a.attention.mask == "bidirectional":
+            return tokenizer.masked_ids(ids) or [tokenizer.separator]
+        return tokenizer.prompt_ids(ids)
 
     def targets(self, prompt: Any) -> list[list[int]]:
         """Beginnings of an encoder-decoder's targets: the start token, and what is to follow it."""
@@ -88,9 +97,9 @@ class ServedModel:
         return [encode_source(self.tokenizer, one) if isinstance(one, str) else list(one) for one in as_list(source)]
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """Raise ValueError for ids outside the vocabulary."""
-        if wrong := [token for token in ids if not 0 <= token < self.engine.n_vocab]:
-            raise ValueError(f"token id {wrong[0]}: this model knows ids from 0 to {self.engine.n_vocab - 1}")
+        """Raise ValueError for ids that the network or the tokenizer does not know."""
+        if wrong := [token for token in ids if not 0 <= token < self.engine.n_known]:
+            raise ValueError(f"token id {wrong[0]}: this model knows ids from 0 to {self.engine.n_known - 1}")
 
     def taps(self, edits: Sequence[EditBody] | None) -> TapFactory:
         """What makes a request's edits; EditError for edits that this model does not allow."""

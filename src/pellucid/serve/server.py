@@ -1,6 +1,7 @@
 """The process: models are loaded, the address is checked, and uvicorn answers."""
 
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
@@ -17,6 +18,8 @@ from pellucid.serve.served import ServedModel
 
 #: loads the models that are served, one after another
 Load = Callable[[], Iterable[ServedModel]]
+#: what binding to an address says that the machine does not have
+NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class ServeError(ValueError):
@@ -25,7 +28,7 @@ class ServeError(ValueError):
 
 def check_address(host: str, key: str | None) -> None:
     """Refuse to listen to other machines without a key."""
-    if host == "localhost":
+    if host.lower() == "localhost":
         return
     try:
         loopback = ipaddress.ip_address(host).is_loopback
@@ -36,6 +39,67 @@ def check_address(host: str, key: str | None) -> None:
             f"--listen {host} is reached from other machines: give a key by --api-key-file or PELLUCID_API_KEY, or "
             "listen on 127.0.0.1"
         )
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """A socket that listens at one address; port 0 takes a free one. Raises ServeError where the port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return listening_socket(family, (host, port))
+    except OSError as error:
+        raise listening_error(host, port, error) from None
+
+
+def listen_on_each(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen at every address of a name, such as 127.0.0.1 and ::1 of localhost.
+
+    Raises ServeError for a name without addresses, for addresses of other machines, and where the port is taken.
+    """
+    try:
+        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise ServeError(
+            f"--listen {host} is a name without an address ({getattr(error, 'strerror', None) or error}): give an "
+            "address of this machine, such as 127.0.0.1"
+        ) from None
+    sockets: list[socket.socket] = []
+    errors: list[OSError] = []
+    for family, _, _, _, address in dict.fromkeys(addresses):
+        try:
+            sockets.append(listening_socket(family, address))
+        except OSError as error:
+            errors.append(error)
+    # a name may have an address more than the machine, as localhost has ::1 where there is no IPv6
+    taken = [error for error in errors if error.errno not in NO_SUCH_ADDRESS]
+    if taken or not sockets:
+        for listening in sockets:
+            listening.close()
+        raise listening_error(host, port, (taken or errors)[0])
+    return sockets
+
+
+def listening_socket(family: int, address: tuple) -> socket.socket:
+    """A socket that listens at an address. Raises OSError."""
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if os.name == "posix":  # elsewhere two programs could then share a port
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            # the IPv4 addresses of a name have sockets of their own
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.bind(address)
+        listening.listen()
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def listening_error(host: str, port: int, error: OSError) -> ServeError:
+    """The sentence for an address that cannot be listened at."""
+    if error.errno in NO_SUCH_ADDRESS:
+        return ServeError(f"--listen {host} is no address of this machine: give one that it has, such as 127.0.0.1")
+    return ServeError(f"port {port} of {host} cannot be used ({error.strerror}): choose another with --port")
 
 
 def read_key(file: Path | None) -> str | None:
@@ -123,11 +187,15 @@ def run_app(
     port: int,
     drain_seconds: float,
 ) -> None:
-    """Serve until SIGINT or SIGTERM what `load` adds to `models`; raises what `load` raises."""
+    """Serve until SIGINT or SIGTERM what `load` adds to `models`; raises what `load` raises.
+
+    Raises ServeError, before anything is loaded, where it cannot listen.
+    """
+    sockets = listen_on_each(host, port)
     server = DrainingServer(server_config(app, host, port, drain_seconds), models, load, drain_seconds)
     # uvicorn repeats the signal when it has shut down in order
     with contextlib.suppress(KeyboardInterrupt):
-        server.run()
+        server.run(sockets)
     if server.failure is not None:
         raise server.failure
 

@@ -91,7 +91,7 @@ class StepwiseEngine(Engine):
         scores, ids = [], list(generation.prompt_ids)
         for logits in self.prompt_logits(generation):
             targets = ids[len(scores) + 1 : len(scores) + 1 + len(logits)]
-            scores += token_scores(logits[: len(targets)], targets, max(0, generation.n_top))
+            scores += token_scores(logits[: len(targets)], targets, max(0, generation.n_top), self.n_known)
         generation.prompt_scores = [None, *scores]
 
 

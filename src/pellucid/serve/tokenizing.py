@@ -22,7 +22,7 @@ class DetokenizeBody(Body):
 
 
 def tokenized(model: ServedModel, body: TokenizeBody) -> dict[str, Any]:
-    """The ids of a text; special tokens are added where asked for, the separator at the beginning.
+    """The ids of a text; where special tokens are asked for, what this model reads before one (`Tokenizer.opening`).
 
     A text that is the name of a special token and nothing else is that token: clients that know its name from
     `/tokenizer_info` ask for its id here. Within a text the same letters are plain text.
@@ -30,7 +30,7 @@ def tokenized(model: ServedModel, body: TokenizeBody) -> dict[str, Any]:
     special = model.tokenizer.special.get(body.prompt)
     tokens = model.tokenizer.encode(body.prompt) if special is None else [special]
     if body.add_special_tokens:
-        tokens = [model.tokenizer.separator, *tokens]
+        tokens = [*model.tokenizer.opening, *tokens]
     return {"tokens": tokens, "count": len(tokens), "max_model_len": model.engine.n_ctx}
 
 
@@ -47,7 +47,7 @@ def about_tokenizer(model: ServedModel) -> dict[str, Any]:
     return {
         "tokenizer_class": f"Pellucid {tokenizer.kind}",
         "eos_token": separator,
-        "bos_token": separator,
+        "bos_token": tokenizer.token_str(tokenizer.opening[0]),
         "pad_token": separator,
         "additional_special_tokens": sorted(tokenizer.special, key=tokenizer.special.__getitem__),
         "chat_template": model.chat_template and model.chat_template.source,

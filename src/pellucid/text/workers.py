@@ -58,6 +58,7 @@ class WorkerPool:
             process.kill()
         self._threads.shutdown(cancel_futures=True)
         for process in self.processes:
+            process.kill()  # a thread may have started one meanwhile
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 with contextlib.suppress(BrokenPipeError, AttributeError):  # what was not sent is not needed

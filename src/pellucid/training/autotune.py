@@ -62,7 +62,7 @@ class Combination:
     passes: int = 0
 
     def __str__(self) -> str:
-        passes = f", {self.passes:,} {'pass' if self.passes == 1 else 'passes'}" if self.passes else ""
+        passes = f", {self.passes:,} micro-batch{'es' if self.passes > 1 else ''}" if self.passes else ""
         return f"{self.precision}, {self.attention} attention{passes}" + (", compiled" if self.compiled else "")
 
     def applied(self, recipe: Recipe) -> Recipe:

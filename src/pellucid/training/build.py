@@ -232,11 +232,24 @@ def fit_to_input(
         train, first = tokens.part("train"), int(tokens.part("held_out").pairs[0])
         recipe = replace(recipe, tokens_per_row=len(train) / train.n_pairs)
         shown = recipe.train.sample_prompt or tokens.split.corpus.sources[first]
+        if recipe.train.sample_prompt:
+            check_sample_source(recipe, tokenizer)
         recipe = with_train(recipe, sample_prompt=shown)
     if isinstance(tokens, Tokens) and recipe.base is None and len(tokens.part("train").starts) < FEW_DOCUMENTS:
         opening = "\n" if tokenizer.decode(tokenizer.encode("\n")) == "\n" else ""
         recipe = with_train(recipe, sample_prompt=recipe.train.sample_prompt or opening)
     return resolve.resolve_batch(recipe, device, shares)
+
+
+def check_sample_source(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """Raise RecipeError for a sample prompt that is longer than the encoder's context: no sample could be written."""
+    assert recipe.model.encoder is not None
+    n, most = len(tokenizer.source_ids(tokenizer.encode(recipe.train.sample_prompt))), recipe.model.encoder.n_ctx
+    if n > most:
+        raise RecipeError(
+            f"train.sample_prompt has {n:,} tokens as a source, and the encoder reads at most {most:,}: give a shorter "
+            "one, or a larger model.encoder.n_ctx"
+        )
 
 
 def read_text(
@@ -371,10 +384,11 @@ def recompute_blocks(network: Transformer) -> None:
 
 
 def describe_step(asked: TrainOptions, recipe: Recipe) -> str:
-    """A line about the sequences and the passes of a step; it says which of the two were `asked` for."""
+    """A line about the sequences and the micro-batches of a step; it says which of the two were `asked` for."""
     t = recipe.train
     n, units = t.batch * t.accumulate, "pairs" if recipe.train.objective == "source-target" else "sequences"
-    passes = f"in {t.accumulate:,} passes of {t.batch:,}, gradients added up" if t.accumulate > 1 else "in one pass"
+    many = f"in {t.accumulate:,} micro-batches of {t.batch:,}, gradients added up"
+    passes = many if t.accumulate > 1 else "in one micro-batch"
     words = ["as asked" if given else "chosen" for given in (asked.batch, asked.accumulate)]
     if not asked.batch and not asked.accumulate:
         return f"a step: {n:,} {units} {passes}, chosen"

@@ -11,6 +11,8 @@ from torch import Tensor
 from pellucid.runs.options import RecipeError
 from pellucid.text.tokens.batches import drawn_numbers, row_numbers
 from pellucid.text.tokens.conversations import ConversationPart, ConversationTokens
+from pellucid.text.tokens.pairs import PairTokens
+from pellucid.text.tokens.store import Tokens
 from pellucid.training.objectives import MicroBatch
 from pellucid.training.recipe import Recipe
 
@@ -34,6 +36,11 @@ class PackedPart:
         self.rows = pack(reads[usable], usable, n_ctx)
         #: targets of each row that are scored
         self.n_scored = np.array([answers[row].sum() for row in self.rows], dtype=np.int64)
+
+    @property
+    def n_targets(self) -> int:
+        """How many targets of all rows are scored: those of one epoch."""
+        return int(self.n_scored.sum())
 
     def arrays(self, numbers: np.ndarray, fill: int) -> tuple[np.ndarray, ...]:
         """These rows as inputs, targets, conversation and position of each input, and which targets are scored.
@@ -130,6 +137,13 @@ class ChatData:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
+
+
+def epoch_targets(tokens: Tokens | PairTokens | ConversationTokens, n_ctx: int) -> int:
+    """How many targets one epoch has: of conversations, those inside the context."""
+    if isinstance(tokens, ConversationTokens):
+        return PackedPart(tokens.part("train"), n_ctx).n_targets
+    return len(tokens.part("train"))
 
 
 def lines_on_packing(tokens: ConversationTokens, n_ctx: int) -> list[str]:

@@ -119,7 +119,7 @@ class ParallelOptions(Options):
     def divided(self, n: int) -> "ParallelOptions":
         """The layout of `n` processes: what is open is replicate, or else shard, or else tensor.
 
-        Raises RecipeError where the product of the three cannot be n.
+        Raises RecipeError where the product of the three cannot be n, or one process would send weights.
         """
         layout = self.sizes
         asked = math.prod(value or 1 for value in layout.values())
@@ -131,6 +131,8 @@ class ParallelOptions(Options):
                 f"--processes {asked}, or leave the layout open"
             )
         if n == 1:
+            only = "float32 in a run of one process, which sends its weights to no other"
+            refuser(self, "parallel")(self.gather == "float32", "gather", only)
             return self
         ones = dict.fromkeys(is_open, 1)
         return replace(self, **ones | ({is_open[0]: n // asked} if is_open else {}))

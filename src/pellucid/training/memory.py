@@ -123,7 +123,7 @@ def check_memory(recipe: Recipe, device: torch.device, processes: Processes = AL
         raise RecipeError(
             f"training this would need about {need / 2**30:.1f} GiB{here} and {device.type} has "
             f"{have / 2**30:.1f} GiB: {count_parameters(a)['total']:,} parameters, {t.batch} sequences of "
-            f"{a.n_ctx} tokens{source} a pass. Make d_model, n_layers, n_ctx or batch smaller, or set "
+            f"{a.n_ctx} tokens{source} a micro-batch. Make d_model, n_layers, n_ctx or batch smaller, or set "
             "recompute=yes"
         )
 

@@ -103,8 +103,8 @@ class Cluster(Processes):
             )
         if t.balance and self.n_shares > 1:
             raise RecipeError(
-                f"train.balance = {t.balance} is computed of each pass, whose rows {self.n_shares} processes divide, "
-                "so that the losses would depend on their number: set it to 0, or train in one process"
+                f"train.balance = {t.balance} is computed of each micro-batch, whose rows {self.n_shares} processes "
+                "divide, so that the losses would depend on their number: set it to 0, or train in one process"
             )
 
     def check_sizes(self, architecture: Architecture, has_vocabulary: bool, new_ids: Sequence[int] = ()) -> None:

@@ -47,6 +47,7 @@ from pellucid.training.build import (
     n_logits,
     read_input,
 )
+from pellucid.training.chat import epoch_targets
 from pellucid.training.counted_weights import counted_weights, resolve_first_weights
 from pellucid.training.data import make_data
 from pellucid.training.expert_use import ExpertUse
@@ -212,7 +213,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
             self.build(device)
         interruption.poll()
 
-        n_train = len(self.tokens.part("train"))
+        n_train = self.n_train
         timer = TransformerStepTimer(self, interruption)
         passes = () if asked.accumulate else passes_that_fit(self.recipe, device, self.processes)
         generators = [device] if device.type == "cuda" else []
@@ -326,6 +327,10 @@ class TransformerTrainable(TextTrainable[Recipe]):
         return {} if self.expert_use is None else self.expert_use.take_figures()
 
     @property
+    def n_train(self) -> int:
+        return epoch_targets(self.tokens, self.recipe.model.n_ctx)
+
+    @property
     def n_trained(self) -> int:
         return resolve.n_trained(self.recipe)
 
@@ -341,6 +346,8 @@ class TransformerTrainable(TextTrainable[Recipe]):
     def sample(self, seed: int, phase: Phase) -> str | None:
         assert self.sampler is not None
         prompt = self.recipe.train.sample_prompt
+        # a new network never reads what another project's tokenizer puts beside a text
+        tokenizer = self.tokenizer.bare() if self.recipe.base is None else self.tokenizer
         if isinstance(self.tokens, ConversationTokens):
-            return self.sampler(self.network, self.tokenizer, prompt, seed, phase, self.tokens.template)
-        return self.sampler(self.network, self.tokenizer, prompt, seed, phase)
+            return self.sampler(self.network, tokenizer, prompt, seed, phase, self.tokens.template)
+        return self.sampler(self.network, tokenizer, prompt, seed, phase)

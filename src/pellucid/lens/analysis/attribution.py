@@ -161,7 +161,7 @@ def _shares(t: Recording, write: Write, u: Tensor, row: int, position: int, by: 
         u, behind = norm.back(u.expand(*t.ids.shape, -1))[row, position], u
         shares = post[row, position] * (u @ W_out)
         yield f"{name.removesuffix('_out')}.neuron.", shares
-        rest = write.value()[row, position] @ u - shares.sum()
+        rest = write.value()[row, position] @ behind - shares.sum()
         if bias is not None:
             yield f"{name.removesuffix('_out')}.bias", (bias @ u)[None]
             rest = rest - bias @ u

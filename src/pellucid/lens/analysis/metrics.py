@@ -37,7 +37,7 @@ class PreparedMetric:
         if not isinstance(metric, Metric):
             raise InputError(
                 f"expected a metric of pellucid.lens.analysis.metrics, such as logit_diff(one, other), got "
-                f"{type(metric).__name__}: measure(f) makes one of a function of logits"
+                f"{type(metric).__name__}: apply_metric(f) makes one of a function of logits"
             )
         self.metric, self.t = metric, t
         self.measure = metric.prepare(t)
@@ -126,16 +126,16 @@ def kl(to: Recording | None = None, pos: int = -1) -> Metric:
 
 
 def loss() -> Metric:
-    """The mean -log P of each row's tokens after the first, nats."""
+    """The mean -log P of each row's tokens after the first, or after its prefix, nats."""
 
     def prepare(t: Recording) -> Measure:
         if t.architecture.attention.mask == "bidirectional":
             raise InputError("attention.mask = bidirectional: there is no next-token loss; use log_probability")
-        ids, real = t.ids, t.inputs.real
+        ids, predicted = t.ids, t.inputs.predicted
 
         def measure(logits: Tensor, rows: Tensor) -> Tensor:
             log_p = logits[:, :-1].log_softmax(-1).gather(-1, ids[rows, 1:, None])[..., 0]
-            counts = real[rows, 1:]
+            counts = predicted[rows]
             return -torch.where(counts, log_p, 0).sum(1) / counts.sum(1)
 
         return measure

@@ -276,7 +276,8 @@ class _Graph(Recording):
     """
 
     def _run(self, asked: frozenset[str]) -> None:
-        self.functions = {**self.functions, "embed": [lambda x: x.detach().requires_grad_()]}
+        begins = ("embed",) if self.architecture.encoder is None else ("embed", "encoder.embed")
+        self.functions = {**self.functions, **{name: [lambda x: x.detach().requires_grad_()] for name in begins}}
         self.grad = True
         with torch.enable_grad():
             super()._run(asked)

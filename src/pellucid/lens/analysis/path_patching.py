@@ -69,7 +69,8 @@ def path_patch(
     if receivers:
         told = [_at(change.set_to, n, heard[n], head) for n, (_, head) in zip(ends, receivers, strict=True)]
         heard = Recording(network, tokenizer, one, (), told)
-    measured = [float(PreparedMetric(metric, t)(t.logits.detach()).mean()) for t in (good, bad, heard)]
+    prepared = PreparedMetric(metric, good)  # one function of logits for all three: KL compares each with the clean run
+    measured = [float(prepared(t.logits.detach()).mean()) for t in (good, bad, heard)]
     return PathEffect(metric.name, *measured)
 
 

@@ -12,7 +12,7 @@ from pellucid.architecture import Architecture
 from pellucid.generate.text import Generated
 from pellucid.model import Transformer
 from pellucid.model.mask import padding_mask, prefix_mask
-from pellucid.text.tokenizers.base import BLANK, MASK, Tokenizer
+from pellucid.text.tokenizers.base import MASK, Tokenizer
 
 #: the input of a network: a text, texts, ids, rows of ids, or what `generate` returned
 Texts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Sequence[Tensor] | Tensor | Generated
@@ -31,6 +31,7 @@ class Inputs:
     mask         True where a query may read a key [b, n, n], None for the architecture's own rule
     segments     kind of each token [b, n], None for all of kind 0
     source       the input of an encoder, None where there is none
+    prefixes     how many tokens of each row every position may read, where attention.mask = prefix; (): none
     """
 
     tokens: Tensor
@@ -38,6 +39,15 @@ class Inputs:
     mask: Tensor | None = None
     segments: Tensor | None = None
     source: "Inputs | None" = None
+    prefixes: tuple[int, ...] = ()
+
+    @property
+    def predicted(self) -> Tensor:
+        """True where a token after the first is predicted from tokens before it alone: not in a prefix, nor in padding
+        [b, n - 1].
+        """
+        start = torch.tensor(self.prefixes or (0,) * len(self.lengths), device=self.tokens.device)
+        return self.real[:, 1:] & (torch.arange(1, self.tokens.size(1), device=self.tokens.device) >= start[:, None])
 
     @property
     def real(self) -> Tensor:
@@ -74,8 +84,12 @@ def read_inputs(
 ) -> Inputs:
     """Turn texts, ids, a batch of either, or what `generate` returned into one padded batch.
 
-    bos       True adds the separator before every text. None adds the start token of training (`Tokenizer.start`)
-              before the target of an encoder-decoder, and nothing before other texts. Ids are never changed
+    bos       None adds what generating and filling add: before a text what the model's own tokenizer puts there
+              (`Tokenizer.before`, such as <bos>; one made by Pellucid puts nothing there), after a text of a masked
+              model what it puts there (`Tokenizer.after`), and before the target of an encoder-decoder the start token
+              of training (`Tokenizer.start`). True adds the same, but the separator where nothing would stand before a
+              text, and before every target in the place of the start token. False adds nothing. Ids are never
+              changed
     source    the encoder's input; the separator is appended to a text, as in training
     segments  the segment number of each token, where the architecture has n_segments
     prefix    the number of tokens of each row that form the prefix, where attention.mask = prefix
@@ -89,27 +103,27 @@ def read_inputs(
     if isinstance(texts, Generated):
         prefix = len(texts.prompt_ids) if a.attention.mask == "prefix" else 0
         texts = [*texts.prompt_ids, *texts.ids]
-    target = "target" if a.encoder is not None else "text"
-    rows = _rows(texts, tokenizer, target if bos is None else "separated" if bos else "text")
+    role: Role = "masked" if a.attention.mask == "bidirectional" else "text"
+    rows = _rows(texts, tokenizer, role if a.encoder is None else "target", bos)
     tokens, lengths = _padded(rows, a, device)
-    mask = _mask(a, lengths, prefix, tokens)
-    kinds = None if segments is None else torch.as_tensor(segments, device=device).expand_as(tokens)
+    prefixes = _prefixes(a, lengths, prefix)
+    mask, kinds = _mask(a, lengths, prefixes, tokens), _segments(a, segments, tokens)
     if source is None:
-        return Inputs(tokens, lengths, mask, kinds)
+        return Inputs(tokens, lengths, mask, kinds, prefixes=prefixes)
     assert a.encoder is not None
     source_rows = _rows(source, tokenizer, "source")
     source_rows = source_rows * len(rows) if len(source_rows) == 1 else source_rows
     if len(source_rows) != len(rows):
         raise InputError(f"{len(source_rows)} sources for {len(rows)} targets: give one for each, or one for all")
     source_tokens, source_lengths = _padded(source_rows, a.encoder, device)
-    encoded = Inputs(source_tokens, source_lengths, _mask(a.encoder, source_lengths, 0, source_tokens))
-    return Inputs(tokens, lengths, mask, kinds, encoded)
+    encoded = Inputs(source_tokens, source_lengths, _mask(a.encoder, source_lengths, (), source_tokens))
+    return Inputs(tokens, lengths, mask, kinds, encoded, prefixes)
 
 
-Role = Literal["text", "separated", "target", "source"]
+Role = Literal["text", "masked", "target", "source"]
 
 
-def _rows(texts: Any, tokenizer: Tokenizer | None, role: Role) -> list[list[int]]:
+def _rows(texts: Any, tokenizer: Tokenizer | None, role: Role, bos: bool | None = None) -> list[list[int]]:
     """The ids of each row."""
     if isinstance(texts, str):
         texts = [texts]
@@ -118,20 +132,25 @@ def _rows(texts: Any, tokenizer: Tokenizer | None, role: Role) -> list[list[int]
     rows = list(texts)
     if rows and not isinstance(rows[0], str | list | tuple | Tensor):
         rows = [rows]
-    return [_ids(row, tokenizer, role) for row in rows]
+    return [_ids(row, tokenizer, role, bos) for row in rows]
 
 
-def _ids(text: Any, tokenizer: Tokenizer | None, role: Role) -> list[int]:
-    """The ids of one text, in which blanks are mask tokens; ids are returned unchanged."""
+def _ids(text: Any, tokenizer: Tokenizer | None, role: Role, bos: bool | None) -> list[int]:
+    """The ids of one text, in which blanks are mask tokens, and what is read beside it; ids are returned unchanged."""
     if not isinstance(text, str):
         return [operator.index(i) for i in text]
     if tokenizer is None:
         raise InputError("a text was given, but this network has no tokenizer: give ids")
-    parts = text.split(BLANK) if MASK in tokenizer.special else [text]
-    ids = {"separated": [tokenizer.separator], "target": [tokenizer.start]}.get(role, [])
-    for i, part in enumerate(parts):
-        ids += ([tokenizer.special[MASK]] if i else []) + tokenizer.encode(part)
-    return tokenizer.source_ids(ids) if role == "source" else ids
+    # other projects' names of the mask token are blanks only where a model fills blanks
+    ids = tokenizer.blanked_ids(text) if role == "masked" or MASK in tokenizer.special else tokenizer.encode(text)
+    if role == "source":
+        return tokenizer.source_ids(ids)
+    if bos is False:
+        return ids
+    if role == "target":
+        return [tokenizer.separator if bos else tokenizer.start, *ids]
+    lead = tokenizer.opening if bos else tokenizer.before
+    return [*lead, *ids, *(tokenizer.after if role == "masked" else ())]
 
 
 def _padded(rows: list[list[int]], a: Architecture, device: torch.device) -> tuple[Tensor, tuple[int, ...]]:
@@ -148,17 +167,40 @@ def _padded(rows: list[list[int]], a: Architecture, device: torch.device) -> tup
     return torch.tensor(padded, device=device), lengths
 
 
-def _mask(a: Architecture, lengths: tuple[int, ...], prefix: int | Sequence[int], tokens: Tensor) -> Tensor | None:
+def _segments(a: Architecture, segments: Any, tokens: Tensor) -> Tensor | None:
+    """The kind of each token [b, n], None where none are given. Raises InputError for another shape or kind."""
+    if segments is None:
+        return None
+    expected = f"give one number from 0 to {a.n_segments - 1} for each of {tokens.size(1)} tokens of {len(tokens)} rows"
+    if not a.n_segments:
+        raise InputError("segments were given, but n_segments = 0: leave segments out")
+    try:
+        kinds = torch.as_tensor(segments, device=tokens.device).expand_as(tokens)
+    except (RuntimeError, ValueError, TypeError):
+        raise InputError(f"segments = {segments!r:.200}: {expected}") from None
+    if kinds.is_floating_point() or not ((kinds >= 0) & (kinds < a.n_segments)).all():
+        raise InputError(f"segments = {segments!r:.200}: {expected}")
+    return kinds
+
+
+def _prefixes(a: Architecture, lengths: tuple[int, ...], prefix: int | Sequence[int]) -> tuple[int, ...]:
+    """The length of each row's prefix, () where none is given. Raises InputError for others than 0 to the row's."""
+    ends = (prefix,) * len(lengths) if isinstance(prefix, int) else tuple(prefix)
+    if not any(ends):
+        return ()
+    if a.attention.mask != "prefix":
+        raise InputError(f"prefix was given, but attention.mask = {a.attention.mask}: leave prefix out")
+    if len(ends) != len(lengths) or not all(0 <= end <= n for end, n in zip(ends, lengths, strict=True)):
+        raise InputError(
+            f"prefix = {prefix} for rows of {list(lengths)} tokens: give one number for each row, from 0 to its length"
+        )
+    return ends
+
+
+def _mask(a: Architecture, lengths: tuple[int, ...], prefixes: tuple[int, ...], tokens: Tensor) -> Tensor | None:
     """The mask for padding or a prefix. A causal mask needs none, since no token reads the padding on its right."""
-    if prefix:
-        if a.attention.mask != "prefix":
-            raise InputError(f"prefix was given, but attention.mask = {a.attention.mask}: leave prefix out")
-        ends = torch.tensor([prefix] * len(lengths) if isinstance(prefix, int) else list(prefix), device=tokens.device)
-        if len(ends) != len(lengths) or (ends > torch.tensor(lengths, device=tokens.device)).any():
-            raise InputError(
-                f"prefix = {prefix} for rows of {list(lengths)} tokens: give one number for each row, none longer"
-            )
-        return prefix_mask(ends, tokens.size(1))
+    if prefixes:
+        return prefix_mask(torch.tensor(prefixes, device=tokens.device), tokens.size(1))
     if a.attention.mask == "bidirectional" and len(set(lengths)) > 1:
         real = torch.arange(tokens.size(1), device=tokens.device) < torch.tensor(lengths, device=tokens.device)[:, None]
         return padding_mask(real)

@@ -218,7 +218,8 @@ class Recording(InputView):
 
     @property
     def loss(self) -> Tensor:
-        """-log P of each token after the first, nats [b, n - 1]; nan at padding.
+        """-log P of each token after the first, nats [b, n - 1]; nan at padding and in a prefix, which is read both
+        ways.
 
         Raises InputError for masked models, which have read the token that they predict.
         """
@@ -229,10 +230,10 @@ class Recording(InputView):
             )
         logits = self.logits[:, :-1].to(torch.promote_types(self.logits.dtype, torch.float32))
         loss = F.cross_entropy(logits.transpose(1, 2), self.ids[:, 1:], reduction="none")
-        return loss.masked_fill(~self.inputs.real[:, 1:], torch.nan)
+        return loss.masked_fill(~self.inputs.predicted, torch.nan)
 
     def surprisal(self, unit: Literal["bits", "nats"] = "bits") -> Tensor:
-        """-log P of each token after the first, given those before it [b, n - 1]; nan at padding."""
+        """-log P of each token after the first, given those before it [b, n - 1]; nan at padding and in a prefix."""
         if unit not in ("bits", "nats"):
             raise InputError(f"unit = {unit!r}: give bits or nats")
         return self.loss / math.log(2) if unit == "bits" else self.loss

@@ -38,12 +38,16 @@ TRACE_PANELS: tuple[PanelName, ...] = ("tokens", "attention", "lens", "attributi
 def show_trace(t: Recording, panels: Sequence[PanelName] = TRACE_PANELS, *, row: int = 0, title: str = "") -> Figure:
     """A trace of one text: its tokens with their surprisal, all patterns, the logit lens, direct logit attribution.
 
+    Of a model without a readout the patterns and the table of heads alone are drawn.
+
     Raises InputError for a panel or a row that does not exist.
     """
     if unknown := [name for name in panels if name not in get_args(PanelName)]:
         raise InputError(f"there is no panel {unknown[0]!r}: choose from {', '.join(get_args(PanelName))}")
     if not 0 <= row < len(t.inputs.lengths):
         raise InputError(f"row {row}: the trace has {len(t.inputs.lengths)}, counted from 0")
+    if t.architecture.readout == "none":  # what is read from logits cannot be drawn
+        panels = [name for name in panels if name in ("attention", "heads")]
     words, n = Glossary(t), t.inputs.lengths[row]
     scores: list[torch.Tensor] = []
     makers = {
@@ -102,8 +106,8 @@ def facts_of(t: Recording, row: int) -> list[tuple[str, str]]:
         ("vocabulary", f"{a.n_vocab:,}"),
         ("tokens", str(n)),
     ]
-    if a.attention.mask != "bidirectional" and n > 1:
-        facts.append(("mean surprisal", f"{float(t.surprisal()[row, : n - 1].mean()):.3g} bits per token"))
+    if a.attention.mask != "bidirectional" and a.readout != "none" and t.inputs.predicted[row].any():
+        facts.append(("mean surprisal", f"{float(t.surprisal()[row].nanmean()):.3g} bits per token"))
     if t.edits:
         facts.append(("edits", ", ".join(f"{e.op} {e.name}" for e in t.edits)))
     return facts

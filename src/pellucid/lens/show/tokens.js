@@ -10,7 +10,7 @@ panels.tokens = async (panel, body) => {
   const chips = tokens.map((token, i) => {
     const value = shade(i), unit = surprisal ? "bits" : "bits of entropy";
     return make("button", {
-      class: "chip", role: "option", dir: "auto", tabindex: -1, title: `${i}: ${value === null ? "the first token" : `${three(value)} ${unit}`}`,
+      class: "chip", role: "option", dir: "auto", tabindex: -1, title: `${i}: ${value === null ? "not predicted" : `${three(value)} ${unit}`}`,
       onclick: () => choose({ position: i }),
     }, ...spelled(token));
   });
@@ -55,6 +55,7 @@ panels.tokens = async (panel, body) => {
     const before = make("h3", {}, "Expected in its place");
     if (panel.masked) left.replaceChildren(before, expected(last, tokens[last]));
     else if (last === 0) left.replaceChildren(before, make("p", { class: "quiet" }, "Nothing was read before the first token, so nothing was expected."));
+    else if (surprisal[last] === null) left.replaceChildren(before, make("p", { class: "quiet" }, "This token is part of the prefix, which every position reads, so it was not predicted."));
     else {
       const facts = `It came as a surprise of ${three(surprisal[last])} bits, number ${panel.rank[last] + 1} of the guesses.`;
       left.replaceChildren(before, expected(last - 1, tokens[last]), make("p", { class: "quiet" }, facts));

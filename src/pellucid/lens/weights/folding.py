@@ -63,7 +63,8 @@ class WeightsView(Mapping[str, Tensor]):
 
 
 def weights_view(network: Transformer, *, fold_norms: bool = False, centre: bool = False) -> WeightsView:
-    """The network's weights, read-only and possibly folded; they give the same logits up to b_U.
+    """The network's weights, read-only and possibly folded; they give the same logits up to b_U, or the same stream
+    where readout = none.
 
     fold_norms  W' = W diag(gain), b' = b + W bias in the linear maps after a norm, whose gain is then 1 and bias 0
                 (S1 1.1.1.1, erratum E-34)
@@ -79,7 +80,7 @@ def weights_view(network: Transformer, *, fold_norms: bool = False, centre: bool
     if centre:
         _check_centre(network.architecture)
         _centre(view)
-    if fold_norms or centre:
+    if (fold_norms or centre) and network.architecture.readout != "none":
         view.architecture = network.architecture.with_fields({"unembed": "untied"})
     return view
 
@@ -111,7 +112,7 @@ def _fold_norms(view: WeightsView) -> None:
             readers = {"norm_1": readers["norm_1"] + first}
         for norm in readers.keys() & {*a.norms_of(l)}:
             _fold(view, f"blocks.{l}.{norm}", [f"blocks.{l}.{reader}" for reader in readers[norm]])
-    if a.final_norm == "norm":
+    if a.final_norm == "norm" and a.readout != "none":  # without a readout its output is the result
         _fold(view, "final_norm", ["unembed.projection" if a.d_embed else "unembed"])
 
 

@@ -92,7 +92,7 @@ function Prompts({ view, model, textA, a, b, pos }) {
         ? html`<button type="button" class="act small" onClick=${() => { setSecond(false); set({ b: "", source_b: "" }); }}>Remove prompt B</button>`
         : html`<button type="button" class="act small" onClick=${() => setSecond(true)}>Compare with a second prompt</button>`}
       <label class="toggle"><input type="checkbox" checked=${view.bos} onChange=${(event) => set({ bos: event.target.checked })} /> separator first</label>
-      <${Edits} view=${view} />
+      <${Edits} view=${view} a=${a.value} />
     </div>
   </section>`;
 }
@@ -113,10 +113,10 @@ function Prompt({ id, label, text, onText, tokens, pos, onPos, trace }) {
   </form>`;
 }
 
-function Edits({ view }) {
+function Edits({ view, a }) {
   if (!view.edits.length) return null;
   return html`<span class="edits" role="group" aria-label="Edits">${view.edits.map((edit, k) => html`<span class="edit"><b>${edit.op}</b> ${edit.name} ${placesOf(edit)} <button type="button" aria-label=${`Remove the edit of ${edit.name}`} onClick=${() => set({ edits: view.edits.filter((_, j) => j !== k) })}>\u00d7</button></span>`)}
-    <${CopyButton} label="Copy edits as Python" code=${`from pellucid.edits import from_json\nedits = from_json(${JSON.stringify(JSON.stringify(view.edits))})`} /></span>`;
+    ${a?.change ? html`<${CopyButton} label="Copy edits as Python" code=${a.change} />` : null}</span>`;
 }
 
 /** The keyboard: arrows go along tokens and layers, h to the next head, / to the prompt; not while something is written. */

@@ -15,6 +15,7 @@ from typing import Any
 from pellucid.text.chat_template import check_messages
 from pellucid.text.read.chunks import DocumentError
 from pellucid.text.read.find import ReadOptions, find_files
+from pellucid.text.read.formats import LONGEST
 from pellucid.text.read.rows import (
     Progress,
     RowFormat,
@@ -73,13 +74,17 @@ def holds_conversations(paths: Sequence[str]) -> bool:
         if not files or any(file.suffix.lower() not in CONVERSATIONS.readers for file in files):
             return False
         return all(_begins_with_conversation(file) for file in files[:LOOKED_INTO])
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False  # whoever reads the files says what is wrong with them
 
 
 def _begins_with_conversation(file: Path) -> bool:
+    if not file.is_file():  # opening a named pipe would wait for its writer
+        return False
     with file.open(encoding="utf-8-sig") as lines:
-        first = next((line for line in lines if line.strip()), "")
+        first = lines.readline(LONGEST)
+        while first.isspace():
+            first = lines.readline(LONGEST)
     row = json.loads(first)
     return isinstance(row, dict) and isinstance(row.get("messages"), list)
 

@@ -23,7 +23,7 @@ DESCRIPTIONS = ("dataset_dict.json", "dataset_info.json", "state.json")
 #: the first bytes of compressed streams: standard input has no name that ends in .gz
 PACKED_MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 #: temporary copies of standard input, kept until this process ends
-_SPOOLED: list[Any] = []
+_SPOOLED: list[tuple[Any, Any]] = []
 
 
 #: the beginning of the reason for leaving out an unreadable file
@@ -283,14 +283,16 @@ def origin_of(path: Path, name: str, reading: ReadOptions) -> Origin:
 
 
 def spool() -> Path:
-    """Copy standard input to a temporary file, since text is read more than once."""
+    """Copy standard input to a temporary file, since text is read more than once; later calls return the same copy."""
     if sys.stdin is None or sys.stdin.isatty():
         raise DocumentError("standard input is a terminal: pipe text into it, or name files")
     stream = sys.stdin.buffer
+    if known := next((copy for spooled, copy in _SPOOLED if spooled is stream), None):
+        return Path(known.name)
     head = stream.read(4)
     suffix = next((ending for magic, ending in PACKED_MAGIC.items() if head.startswith(magic)), "")
     copy = tempfile.NamedTemporaryFile(prefix="pellucid-", suffix=suffix)  # noqa: SIM115 (it is needed until the end)
-    _SPOOLED.append(copy)
+    _SPOOLED.append((stream, copy))
     while head:
         copy.write(head)
         head = stream.read(PIECE)

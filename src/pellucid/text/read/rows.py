@@ -122,6 +122,9 @@ def read_rows(
                 rows.add(relative, files[relative].path, progress)
         except form.error as error:
             bad.append(Unreadable(relative, str(files[relative].path), str(error)))
+        except OSError as error:
+            reason = f"{relative}: it cannot be read: {error.strerror}"
+            bad.append(Unreadable(relative, str(files[relative].path), reason))
     refuse_or_skip(bad, skipped, reading, len(files), form.error)
     if not rows.rows:
         raise form.error(

@@ -7,6 +7,7 @@ and bytes are counted, never guessed through U+FFFD.
 
 import abc
 import codecs
+import copy
 import hashlib
 import itertools
 import json
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from pellucid.destination import replace_file
 
 #: the separator between documents, a special token of every vocabulary
 SEPARATOR = "<|endoftext|>"
@@ -42,6 +45,8 @@ class Tokenizer(abc.ABC):
     n_vocab    the number of ids, special ones included: 0 ... n_vocab - 1
     special    name -> id of the special tokens, which plain text never produces
     unknown    the id for characters or words outside the vocabulary, None if every text can be encoded
+    before     the ids that another project's tokenizer puts before a text that a model reads, such as <bos> or [CLS]
+    after      and after one that a masked model reads, such as [SEP]; our own tokenizers put nothing anywhere
     notes      sentences about how it was made
     """
 
@@ -51,6 +56,8 @@ class Tokenizer(abc.ABC):
     special: dict[str, int]
     separator: int
     unknown: int | None = None
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
     #: whether decoding returns every text without unknown characters unchanged
     lossless: bool = True
     notes: tuple[str, ...] = ()
@@ -89,10 +96,45 @@ class Tokenizer(abc.ABC):
         """The ids that end generation: the separator, if there is one."""
         return [self.separator]
 
+    @property
+    def opening(self) -> list[int]:
+        """What is read before a text whose first token is predicted too: `before`, or else the separator."""
+        return list(self.before) or [self.separator]
+
+    def prompt_ids(self, ids: Sequence[int]) -> list[int]:
+        """What a decoder reads of a text with these ids: `before` and the ids, or the separator for nothing at all."""
+        return [*self.before, *ids] or [self.separator]
+
+    def masked_ids(self, ids: Sequence[int]) -> list[int]:
+        """What a masked model reads of a text with these ids: `before`, the ids, and `after`."""
+        return [*self.before, *ids, *self.after]
+
+    def blanked_ids(self, text: str) -> list[int]:
+        """Ids of a text in which each [MASK] is the mask token; a blank before it may belong to it, as in RoBERTa."""
+        if self.mask is None:
+            return self.encode(text)
+        first, *others = text.split(BLANK)
+        parts: list[tuple[str | int, bool]] = [(first, False)]
+        for part in others:
+            parts += [(self.mask, False), (part, False)]
+        return self.encode_parts(parts)[0]
+
     def source_ids(self, ids: Sequence[int]) -> list[int]:
         """The encoder's input for these ids: the separator after them, and <s> before them if the vocabulary has it."""
         first = [self.special["<s>"]] if "<s>" in self.special else []
         return [*first, *(int(i) for i in ids), self.separator]
+
+    def bare(self) -> "Tokenizer":
+        """The same tokenizer with nothing before and after a text, for a model that was trained without that.
+
+        Its file says so too; `hash` stays, because the ids of every text do.
+        """
+        if not self.before and not self.after:
+            return self
+        bare, content = copy.copy(self), json.loads(self.to_json()) | {"post_processor": None}
+        text = json.dumps(content, ensure_ascii=False, indent=2)
+        vars(bare).update(before=(), after=(), hash=self.hash, _json=text)
+        return bare
 
     @cached_property
     def hash(self) -> str:
@@ -101,10 +143,10 @@ class Tokenizer(abc.ABC):
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def save(self, folder: str | Path) -> Path:
-        """Write `tokenizer.json` into `folder` and return its path."""
+        """Write `tokenizer.json` into `folder`, whole or not at all, and return its path."""
         path = Path(folder) / "tokenizer.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.to_json(), encoding="utf-8", newline="\n")
+        replace_file(path, self.to_json().encode())
         return path
 
     # Text to ids ----------------------------------------------------------------------------

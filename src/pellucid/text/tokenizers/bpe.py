@@ -16,6 +16,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
+from pellucid.text.tokenizers.around import ids_around, pipeline_steps
 from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, TokenizerError, check_special, check_text, which_overlap
 from pellucid.text.tokenizers.pretokens import PreTokenTable
 from pellucid.text.tokenizers.symbols import byte_characters
@@ -79,6 +80,7 @@ class BPETokenizer(Tokenizer):
         if not ends:
             raise TokenizerError(f"this tokenizer declares no separator: add {SEPARATOR} as a special token")
         self.separator = self.special[ends[0]]
+        self.before, self.after = ids_around(content, self.n_vocab)
         pattern = _pattern_of(content)
         self._border = None if pattern is None else BORDERS[pattern]
         self._model = self._engine.model
@@ -335,17 +337,6 @@ def _check_content(content: Any, trust: bool) -> None:
                 f"tokenizer.json changes text by {step.get('type')!r}, which is not known to be safe: "
                 "pass trust=True if you trust where the file comes from"
             )
-
-
-def pipeline_steps(part: Any, inner: str) -> list[dict]:
-    """The steps of a pre-tokenizer or normalizer as a list."""
-    if not part:
-        return []
-    return (
-        [step for one in part[inner] for step in pipeline_steps(one, inner)]
-        if part.get("type") == "Sequence"
-        else [part]
-    )
 
 
 def _pattern_of(content: dict) -> str | None:

@@ -16,8 +16,9 @@ import numpy as np
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
+from pellucid.text.tokenizers.around import ids_around, pipeline_steps
 from pellucid.text.tokenizers.base import Tokenizer, TokenizerError, check_special
-from pellucid.text.tokenizers.bpe import KNOWN_PATTERNS, MarkingEngine, guarded, pipeline_steps, unreachable
+from pellucid.text.tokenizers.bpe import KNOWN_PATTERNS, MarkingEngine, guarded, unreachable
 
 MODELS = {"BPE": "sentencepiece", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
 #: names of the end-of-text token; the first that is declared is used
@@ -61,6 +62,7 @@ class ExternalTokenizer(Tokenizer):
         if not ends:
             raise TokenizerError(f"this tokenizer declares no end-of-text token: expected one of {', '.join(ENDS)}")
         self.separator = self.special[ends[0]]
+        self.before, self.after = ids_around(content, self.n_vocab)
         named = model.get("unk_token")
         unknown = model.get("unk_id") if named is None else self._names.index(named) if named in self._names else None
         self.unknown = None if model.get("byte_fallback") else unknown
@@ -188,6 +190,10 @@ def wordpiece_json(vocab_txt: str, tokenizer_config: str = "{}") -> str:
             "vocab": vocabulary,
         },
     }
+    beside = {role: special[role] for role in ("sep", "cls") if special[role] in vocabulary}
+    if len(beside) == 2:
+        ends = {role: [name, vocabulary[name]] for role, name in beside.items()}
+        content["post_processor"] = {"type": "BertProcessing"} | ends
     return json.dumps(content, ensure_ascii=False)
 
 
