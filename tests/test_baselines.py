@@ -258,6 +258,8 @@ def test_overfitting_is_a_rising_held_out_loss_while_the_training_loss_falls(hel
     assert bool(made.warning()) is overfits
     if overfits:
         assert "since step 20" in made.warning()
+        assert "nats per image while" in made.warning("image", "more images")
+        assert "give more images, or train" in made.warning("image", "more images")
         made.see({"step": 40, "warning": "said"})
         assert not made.warning()
 

@@ -18,7 +18,7 @@ import pellucid
 from pellucid.cli import main
 from pellucid.reference import images as reference
 from pellucid.runs import reporter as display
-from pellucid.runs.checkpoint import load_checkpoint, steps_of
+from pellucid.runs.checkpoint import folder_of, load_checkpoint, steps_of
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.trainer import Trainer
 from pellucid.text.tokens.batches import permute
@@ -258,3 +258,15 @@ def test_digits_are_read_by_the_command(tmp_path):
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     print(last)
     assert last["accuracy"] >= 0.97
+
+
+def test_a_damaged_last_checkpoint_is_warned_of(tmp_path):
+    path, sizes = image_file(tmp_path, *bars(60)), ["--set", "d_model=16", "--set", "n_layers=1", "--set", "batch=8"]
+    run = tmp_path / "run"
+    assert (
+        main(["train", str(path), "--predictor", "image-classifier", "--epochs", "4", *sizes, "--out", str(run)]) == 0
+    )
+    *_, before, newest = steps_of(run)
+    (folder_of(run, newest) / "state.json").write_text("{}")
+    with pytest.warns(UserWarning, match=f"step {newest} passed over: state.json"):
+        assert pellucid.load_images(run, checkpoint="last").provenance["step"] == before

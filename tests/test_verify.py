@@ -22,10 +22,12 @@ from pellucid.model.kernels import ExplicitAttention
 from pellucid.model.mask import Mask
 from pellucid.model.norm import INNER, Identity
 from pellucid.tensor_names import ROWS, names, row
+from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizers.tokenizer import SEPARATOR, ByteTokenizer, learn_tokenizer
 from pellucid.verify import ModelParts, verify
 from pellucid.verify.comparison import Subject, compare_tensors
 from pellucid.verify.examine import longest_row
+from pellucid.verify.laws import saved_is_loaded
 from planted import BASE, ROTARY, unmask
 from running import any_architectures, draw_tokens, with_encoder
 from some_cases import one_in
@@ -452,3 +454,11 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(pellucid, "load", faulty)
     assert main(["verify", str(folder), "--tensors"]) == 1
     assert "first tensor that differs: blocks.0.attn.scores" in capsys.readouterr().out
+
+
+def test_a_model_without_a_tokenizer_is_saved_and_loaded():
+    """The stand-in for a tokenizer has no file; ids are checked all the same."""
+    network = make_network(BASE)
+    subject = Subject(network, network, IdTokenizer(BASE.n_vocab), ("1 2 3",), (torch.tensor([[1, 2, 3]]),))
+    result = saved_is_loaded(subject)
+    assert result.holds, result.measured

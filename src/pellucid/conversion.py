@@ -45,7 +45,7 @@ from pellucid.runs.run_dir import MACHINE, read_json
 from pellucid.starting_model import base_weights
 from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
 from pellucid.text.tokenizers.base import Tokenizer
-from pellucid.training.load import load_run, read_recipe
+from pellucid.training.load import as_trained, load_run, read_recipe
 from pellucid.verify.parity import (
     Parity,
     ParityError,
@@ -274,8 +274,7 @@ def read_model(
     if (kind := recipe.get("kind", "transformer") if isinstance(recipe, dict) else None) != "transformer":
         raise FolderError(f"{path} is a run of kind {kind}: only transformers are converted")
     network, tokenizer, step = load_run(path, checkpoint, torch.device("cpu"), base_weights)
-    if not recipe.get("base"):
-        tokenizer = tokenizer.bare()
+    tokenizer = as_trained(tokenizer, read_recipe(path))
     state = state_of(network)
     about = {"source": f"{path.name}, step {step}", "data": read_json(path / "data.json")}
     about["recipe"] = recipe

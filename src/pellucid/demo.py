@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from pellucid.cli import exit_code_of
 from pellucid.language_model import LanguageModel, load
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.pipeline import Run
@@ -68,4 +69,4 @@ def show_run(run: Run) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_demo())
+    sys.exit(exit_code_of(run_demo))

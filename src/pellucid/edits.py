@@ -20,6 +20,7 @@ Scores that are -inf, of keys that a query may not read, stay -inf whatever the 
 
 import json
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, Unpack, cast, get_args
@@ -172,16 +173,34 @@ def _checked(axis: str, indices: Any) -> Any:
     """An int or a sequence as a tuple, a slice without step as it is; EditError for negative indices."""
     if indices is None:
         return None
-    if isinstance(indices, slice):
-        if indices.step not in (None, 1):
-            raise EditError(f"{axis} = {indices}: a slice of an edit has no step; give the numbers as a list")
-        numbers = [indices.start or 0, 0 if indices.stop is None else indices.stop]
-    else:
-        numbers = [indices] if isinstance(indices, int) else list(indices)
-        indices = tuple(numbers)
-    if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in numbers):
-        raise EditError(f"{axis} = {indices}: expected whole numbers from 0 on, which is the first")
-    return indices
+    refused = EditError(f"{axis} = {indices}: expected whole numbers from 0 on, which is the first")
+    if isinstance(indices, slice) and indices.step not in (None, 1):
+        raise EditError(f"{axis} = {indices}: a slice of an edit has no step; give the numbers as a list")
+    try:
+        if isinstance(indices, slice):
+            numbers = [_whole(indices.start or 0), _whole(0 if indices.stop is None else indices.stop)]
+        else:
+            numbers = _wholes(indices)
+    except TypeError:
+        raise refused from None
+    if min(numbers, default=0) < 0:
+        raise refused
+    return indices if isinstance(indices, slice) else tuple(numbers)
+
+
+def _wholes(indices: Any) -> list[int]:
+    """One integer, or several. Raises TypeError for others."""
+    try:
+        return [_whole(indices)]
+    except TypeError:
+        return [_whole(n) for n in indices]
+
+
+def _whole(number: Any) -> int:
+    """An integer of Python, NumPy or PyTorch. Raises TypeError for everything else, True and False too."""
+    if isinstance(number, bool):
+        raise TypeError
+    return operator.index(number)
 
 
 def _span(value: Any) -> Any:

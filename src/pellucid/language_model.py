@@ -52,7 +52,7 @@ from pellucid.text.ids import IdTokenizer
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 from pellucid.training.kinds import check_loader
-from pellucid.training.load import load_run, read_recipe
+from pellucid.training.load import as_trained, load_run, read_recipe
 from pellucid.verify.report import Report
 
 
@@ -436,8 +436,7 @@ def load(
             )
         network, own, step = load_run(folder, checkpoint, torch_device, base_weights, dtype)
         check_finite(network, f"{folder}, step {step}", allow_nan)
-        if read_recipe(folder).base is None:
-            own = own.bare()
+        own = as_trained(own, read_recipe(folder))
         return LanguageModel(network, own, {"folder": str(folder), "step": step}, read_chat_template(folder))
     opened = open_folder(folder := find_folder(model, revision, trust=trust), trust=trust)
     reads, chat_template, sentences = opened.described(tokenizer)

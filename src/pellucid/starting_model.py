@@ -28,7 +28,7 @@ from pellucid.text.chat_template import ChatTemplate, read_chat_template
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from pellucid.training.build import build_network
 from pellucid.training.config import Base
-from pellucid.training.load import read_recipe
+from pellucid.training.load import as_trained, read_recipe
 from pellucid.training.recipe import Recipe
 
 Weights = Mapping[str, Tensor]
@@ -99,10 +99,11 @@ def open_starting_model(model: str | Path, revision: str | None = None) -> Start
     """
     check_revision(Path(model), revision)
     if (Path(model) / "recipe.json").exists():
-        run = Path(model)
-        architecture = read_recipe(run).model
+        run, recipe = Path(model), read_recipe(Path(model))
+        architecture = recipe.model
         weights, step = run_weights(run, "best")
-        tokenizer, template, where = load_tokenizer(run), read_chat_template(run), f"{run}, step {step}"
+        tokenizer = as_trained(load_tokenizer(run), recipe)
+        template, where = read_chat_template(run), f"{run}, step {step}"
     else:
         folder, step = open_folder(find_folder(model, revision)), ""
         architecture, where = folder.architecture, str(folder.path)

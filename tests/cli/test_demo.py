@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from pellucid import demo
+from pellucid.cli import exit_code_of
+from pellucid.runs.options import RecipeError
 from pellucid.training_run import train as real_train
 
 
@@ -51,3 +53,11 @@ def test_one_that_was_interrupted_is_continued(trainings):
     shutil.rmtree("runs/demo/checkpoints")
     assert demo.run_demo([]) == 0
     assert trainings == [False, True]
+
+
+def test_what_stops_it_is_one_line_and_an_exit_code(trainings, capsys):
+    def refused() -> int:
+        raise RecipeError("minutes = 0.0: expected a number above 0")
+
+    assert exit_code_of(refused) == 2
+    assert capsys.readouterr().err == "pellucid: minutes = 0.0: expected a number above 0\n"

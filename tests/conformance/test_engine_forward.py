@@ -5,12 +5,13 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from companions import BASE, COMPANIONS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from drawing import WORDS_WITH_LOGITS, architectures, bodies, make_network
-from pellucid.architecture import Architecture, field_options
+from pellucid.architecture import field_options
 from pellucid.model import Recorder
 from pellucid.model.embed import ReadoutError
 from pellucid.model.weights import state_of
@@ -22,44 +23,6 @@ from pellucid.tensor_names import ROWS, axes, names, row
 from running import any_architectures, call, draw_tokens, source_tokens, with_encoder
 
 TOLERANCE = 1e-10
-BASE = Architecture(n_vocab=11, n_ctx=6, d_model=8, n_layers=2).with_fields(
-    {"attention.n_heads": 4, "attention.n_kv_heads": 2, "mlp.d_ff": 12, "n_segments": 2, "norm.eps": 1e-2}
-)
-#: what a word needs beside it to be seen at all
-COMPANIONS = {
-    "positions.layout": {"positions.kind": "rotary", "attention.d_head": 8},
-    "positions.rounding": {"positions.kind": "rotary", "attention.d_head": 8, "positions.fraction": 0.7},
-    "positions.slopes": {"positions.kind": "alibi", "attention.n_heads": 3, "n_kv_heads": 0, "attention.d_head": 4},
-    # longrope and dynamic change what is computed in contexts longer than n_trained
-    "positions.scaling": {
-        "positions.kind": "rotary",
-        "attention.d_head": 8,
-        "n_ctx": 40,
-        "positions.n_trained": 30,
-        "positions.long_factors": (1.0, 2.0, 3.0, 5.0),
-    },
-    "attention.scale": {"attention.d_head": 3, "attention.scale_value": 0.7},
-    "mlp.form": {"mlp.activation": "silu"},
-    # the planes of 8, 2 and 0.5 turns lie between whole ones
-    "positions.yarn_bounds": {
-        "positions.kind": "rotary",
-        "positions.scaling": "yarn",
-        "positions.base": 100.0,
-        "positions.n_trained": 30,
-        "attention.d_head": 8,
-        "n_ctx": 40,
-    },
-    "mlp.up": {"mlp.form": "gated", "mlp.gate_limit": 0.5},
-    "mlp.router_softmax": {"mlp.experts": 3},
-    "mlp.router_bias": {"mlp.experts": 3},
-    "mlp.shared_gate": {"mlp.experts": 3, "mlp.shared_d_ff": 4},
-    "embed_norm": {"block": "post"},
-    "embed_projection": {"d_embed": 6},
-    "readout_bias": {"readout": "bert"},
-    "embed_scale": {"embed_scale_value": 0.7},
-    "logit_scale": {"logit_scale_value": 0.7},
-    "readout": {"mlp.activation": "gelu"},
-}
 
 
 def arrays(reading):

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from companions import BASE, COMPANIONS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from drawing import WORDS_WITH_LOGITS, architectures, bodies, make_network
-from pellucid.architecture import Architecture
 from pellucid.model.attention import choose_attention_kernel
 from pellucid.model.weights import state_of
 from pellucid.reference.learning import loss_and_gradient, next_token_loss
 from pellucid.reference.tape import gradient, real
 from pellucid.reference.transformer import encode, forward, hidden
-from running import any_architectures, call, draw_tokens, source_tokens
+from running import any_architectures, call, draw_tokens, source_tokens, with_encoder
 
 TOLERANCE = 1e-10
 
@@ -86,11 +86,11 @@ def test_the_gradient_of_a_body_without_readout(a):
 @pytest.mark.item("S0-0-b")
 @pytest.mark.parametrize(("field", "word"), [(field, word) for field, options in WORDS_WITH_LOGITS for word in options])
 def test_every_word_has_a_reference_gradient(field, word):
-    base = Architecture(n_vocab=11, n_ctx=6, d_model=8, n_layers=1).with_fields({"n_segments": 2, "mlp.d_ff": 5})
-    needed = {"positions.layout": {"positions.kind": "rotary"}, "embed_projection": {"d_embed": 3}}
-    needed |= {"readout_bias": {"readout": "bert"}}
-    a = base.with_fields(needed.get(field, {}) | {field: word})
-    check_gradient(make_network(a), draw_tokens(a, 2, 5))
+    a = BASE.with_fields(COMPANIONS.get(field, {}) | {"n_layers": 1, field: word})
+    if field == "source_embed":
+        a = with_encoder(a)
+    # positions are scaled in contexts longer than n_trained alone
+    check_gradient(make_network(a), draw_tokens(a, 2, 36 if a.n_ctx == 40 else 5))
 
 
 @settings(max_examples=15)

@@ -246,9 +246,11 @@ def test_more_special_tokens_leave_what_stands_beside_a_text(make, tmp_path):
 def test_a_bare_tokenizer_has_the_same_ids_and_nothing_beside_them(begun, tmp_path):
     ours, _ = begun
     bare = ours.bare()
-    assert (bare.before, bare.after, bare.hash) == ((), (), ours.hash)
+    assert (bare.before, bare.after, bare.ids_hash) == ((), (), ours.ids_hash)
+    assert bare.hash != ours.hash
     assert ours.before == (1,)
     bare.save(tmp_path / "bare")
+    assert load_tokenizer(tmp_path / "bare").hash == bare.hash
     for tokenizer in (bare, load_tokenizer(tmp_path / "bare"), bare.with_special("<|more|>")):
         assert tokenizer.before == ()
         assert tokenizer.encode("to be") == ours.encode("to be")

@@ -30,8 +30,8 @@ FLOORS = (
     ("serve", "look"),
     ("language_model",),
     ("training_run",),
-    ("demo", "cli"),
-    ("__main__",),
+    ("cli",),
+    ("demo", "__main__"),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 #: what only tests and the room that compares see beside the definition

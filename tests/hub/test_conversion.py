@@ -8,12 +8,16 @@ import torch
 from hypothesis import given, settings
 from safetensors.torch import load_file, save_file
 from their_folders import begun, write_theirs
+from tokenizers import AddedToken, decoders, models
+from tokenizers import Tokenizer as Engine
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import pellucid
 from drawing import architectures, make_network
 from pellucid import conversion
 from pellucid.cli import main
+from pellucid.hub import FamilyError
 from pellucid.hub import transformers_bridge as source
 from pellucid.hub.files import FolderError
 from pellucid.hub.standalone import loader
@@ -21,6 +25,7 @@ from pellucid.hub.write import families_for, write_tensors
 from pellucid.language_model import LanguageModel
 from pellucid.model.weights import state_of
 from pellucid.presets import preset
+from pellucid.text.tokenizers.bpe import BPETokenizer
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from pellucid.verify.parity import ParityError
 from some_cases import one_in
@@ -113,7 +118,7 @@ def test_a_run_that_began_with_random_weights_reads_texts_as_in_training(own, sh
     fields |= {"tokenizer": str(folder / "given" / "tokenizer.json")}
     pellucid.train(folder / "text.txt", out=folder / "run", steps=1, fields=fields)
     trained = pellucid.load(folder / "run", device="cpu")
-    assert (trained.tokenizer.before, trained.tokenizer.hash) == ((), tokenizer.hash)
+    assert (trained.tokenizer.before, trained.tokenizer.ids_hash) == ((), tokenizer.ids_hash)
     assert trained.generate(TEXT, max_tokens=1, seed=1).prompt_ids == tokenizer.encode(TEXT)
     pellucid.convert(folder / "run", folder / "hf", compare=False)
     assert json.loads((folder / "hf" / "tokenizer.json").read_text())["post_processor"] is None
@@ -121,6 +126,58 @@ def test_a_run_that_began_with_random_weights_reads_texts_as_in_training(own, sh
     theirs = write_theirs(folder / "theirs", "llama", tokenizer)
     pellucid.train(folder / "text.txt", from_model=theirs, out=folder / "continued", steps=1, fields={"batch": 2})
     assert pellucid.load(folder / "continued", device="cpu").tokenizer.before == tokenizer.before
+    # what started from the first run reads as that does, finds its own tokenizer again, and mixes with its n-grams
+    pellucid.train(folder / "text.txt", from_model=folder / "run", out=folder / "next", steps=1, fields={"batch": 2})
+    assert pellucid.load(folder / "next", device="cpu").tokenizer.before == ()
+    assert pellucid.train(out=folder / "next", resume=True, steps=2).step == 2
+    counted = {"order": 2, "tokenizer": fields["tokenizer"]}
+    pellucid.train(folder / "text.txt", out=folder / "counted", predictor="ngram", fields=counted)
+    ngram = pellucid.load_predictor(folder / "counted")
+    for name in ("run", "next", "hf"):
+        model = pellucid.load(folder / name, device="cpu")
+        alone, mixed = model.score(TEXT), model.mixed_with(ngram, 1.0).score(TEXT)
+        assert mixed.context == alone.context
+        assert mixed.log_probs == pytest.approx(alone.log_probs, rel=1e-6)
+
+
+def test_a_mixture_reads_what_its_transformer_reads(own, shakespeare):
+    model, folder = own
+    tokenizer = begun(model.tokenizer)
+    theirs = write_theirs(folder / "theirs", "llama", tokenizer)
+    (folder / "text.txt").write_text(shakespeare[:4_000])
+    counted = {"order": 2, "tokenizer": str(theirs / "tokenizer.json")}
+    pellucid.train(folder / "text.txt", out=folder / "counted", predictor="ngram", fields=counted)
+    ngram = pellucid.load_predictor(folder / "counted")
+    assert ngram.tokenizer.before == ()
+    opened = pellucid.load(theirs, device="cpu")
+    mixture = opened.mixed_with(ngram, 1.0)
+    alone, mixed = opened.score(TEXT), mixture.score(TEXT)
+    assert mixed.context == alone.context == tokenizer.before
+    assert mixed.log_probs == pytest.approx(alone.log_probs, rel=1e-6)
+    assert mixture.generate(TEXT, max_tokens=1, seed=1).prompt_ids == opened.generate(TEXT, max_tokens=1).prompt_ids
+
+
+def test_an_encoder_decoder_keeps_what_ends_its_sources(own, tmp_path):
+    """Training reads it, so that a run from random weights and its exports read it too."""
+    model, folder = own
+    content = json.loads(model.tokenizer.to_json())
+    end = model.tokenizer.token_str(model.tokenizer.separator)
+    single = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": end, "type_id": 0}}]
+    tokens = {end: {"id": end, "ids": [model.tokenizer.separator], "tokens": [end]}}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": single,
+        "special_tokens": tokens,
+    }
+    (folder / "given").mkdir()
+    (folder / "given" / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "pairs.tsv").write_text("".join(f"to be {i}\tnot to be {i}\n" for i in range(20)))
+    fields = {"objective": "source-target", "batch": 2, "d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 32}
+    fields |= {"tokenizer": str(folder / "given" / "tokenizer.json"), "sample_every": -1}
+    pellucid.train(tmp_path / "pairs.tsv", out=folder / "pairs", preset="original", steps=1, fields=fields)
+    trained = pellucid.load(folder / "pairs", device="cpu")
+    assert trained.tokenizer.after == (model.tokenizer.separator,)
 
 
 def test_transformer_lens_opens_it_and_agrees(own):
@@ -233,6 +290,30 @@ def test_a_family_that_cannot_represent_it_names_the_option(tmp_path, shakespear
     with pytest.raises(ValueError, match=r"gpt2 cannot represent mlp.n_hidden = 2.*Without --family"):
         pellucid.convert(tmp_path / "own", tmp_path / "hf", family="gpt2")
     assert not (tmp_path / "hf").exists()
+
+
+@pytest.mark.parametrize("family", one_in(2, ["roberta", "xlm-roberta"]))
+@pytest.mark.parametrize(
+    ("names", "there"),
+    [
+        (("<pad>", "<s>", "</s>", "<mask>"), "<s>"),
+        (("<s>", "</s>", "<mask>"), "</s>"),  # it ends texts, and pads for want of another
+        (("<s>", "<pad>", "</s>", "<mask>"), None),
+    ],
+)
+def test_a_family_that_pads_with_id_1_has_no_text_there(names, there, family, tmp_path):
+    engine = Engine(models.BPE({name: i for i, name in enumerate([*names, *sorted(ByteLevel.alphabet())])}, []))
+    engine.pre_tokenizer, engine.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    tokenizer = BPETokenizer(engine.to_str())
+    a = preset("bert", tokenizer.n_vocab).with_fields(SIZES)
+    LanguageModel(make_network(a, 0, torch.float32), tokenizer, {}).save(tmp_path / "own")
+    if there is None:
+        assert pellucid.convert(tmp_path / "own", tmp_path / "new", family=family).parity.agreement == 1
+        return
+    with pytest.raises(FamilyError, match=rf"id 1 is '{there}' in this tokenizer, and padding .*, with --family bert"):
+        pellucid.convert(tmp_path / "own", tmp_path / "new", family=family)
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_run_of_another_kind_is_refused_by_its_kind(tmp_path, shakespeare, monkeypatch):

@@ -68,7 +68,7 @@ def rewritten(path, tmp_path, kind=None, tensors=None, **changes):
         value, own = entry.contents(), entry.types[0]
         writer.add_array(name, value) if own == gguf.GGUFValueType.ARRAY else writer.add_key_value(name, value, own)
     for name, value in changes.items():
-        kinds = {str: gguf.GGUFValueType.STRING, int: gguf.GGUFValueType.UINT32}
+        kinds = {str: gguf.GGUFValueType.STRING, int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32}
         if value is not None:
             writer.add_key_value(name, value, kinds[type(value)])
     for name, extra in tensors.items():
@@ -90,6 +90,7 @@ def rewritten(path, tmp_path, kind=None, tensors=None, **changes):
     [
         ({"llama__expert_count": 8}, FolderError, "expert_used_count"),
         ({"llama__rope__scaling__type": "yarn"}, FamilyError, "type = yarn: expected none or linear"),
+        ({"llama__rope__scaling__attn_factor": 0.5}, FamilyError, "attn_factor = 0.5: expected 1"),
         ({"llama__rope__dimension_count": 4}, FamilyError, "dimension_count = 4, and heads have 8 coordinates"),
         ({"llama__block_count": None}, FolderError, "block_count"),
         ({"llama__block_count": 3}, FolderError, "needs .* numbers, but the files hold"),
@@ -99,6 +100,36 @@ def test_what_is_not_read_is_named(changes, error, says, tokenizer, tmp_path):  
     _, path = write(tmp_path, tokenizer, "llama")
     with pytest.raises(error, match=says):
         pellucid.load(rewritten(path, tmp_path, **changes), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("entries", "factor"),
+    [
+        ({"rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scaling.type": "linear", "rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, 2.0),
+        ({"rope.scaling.type": "linear"}, None),
+        ({"rope.scaling.factor": 0.0, "rope.scaling.attn_factor": 1.0}, None),
+        ({"rope.scale_linear": 1.0}, None),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+    ],
+)
+def test_a_factor_scales_linearly_where_no_type_is_given(entries, factor):
+    expected = {"rope_type": "default"} if factor is None else {"rope_type": "linear", "factor": factor}
+    assert gguf_file.scaling_from("llama", entries) == expected
+
+
+def test_the_older_name_of_a_factor_is_read(tokenizer, tmp_path):  # noqa: F811
+    _, path = write(tmp_path, tokenizer, "llama")
+    model = pellucid.load(rewritten(path, tmp_path, llama__rope__scale_linear=4.0), device="cpu")
+    assert (model.architecture.positions.scaling, model.architecture.positions.factor) == ("linear", 4.0)
+
+
+def test_factors_of_frequencies_beside_another_factor_are_refused(tokenizer, tmp_path):  # noqa: F811
+    _, path = write(tmp_path, tokenizer, "llama", rope_parameters=LLAMA3)
+    with pytest.raises(FamilyError, match=r"rope_freqs\.weight and a rope factor of 4 both scale rotary positions"):
+        pellucid.load(rewritten(path, tmp_path, llama__rope__scale_linear=4.0), device="cpu")
 
 
 def test_factors_of_unknown_models_are_refused(tokenizer, tmp_path):  # noqa: F811

@@ -234,9 +234,9 @@ def test_the_lens_at_the_last_point_is_the_output(a, mid):
     assert (lens.kl >= -1e-12).all()
     p = lens_logits(t, lens.points[0]).softmax(-1)
     assert difference(lens.entropy[0], -(p * p.clamp(min=1e-300).log()).sum(-1)) <= 1e-10
-    assert (
-        torch.equal(lens.tokens[0], p.topk(3).indices) or difference(lens.probabilities[0], p.topk(3).values) <= 1e-12
-    )
+    # of tokens that are equally likely any may be named
+    assert difference(lens.probabilities[0], p.topk(3).values) <= 1e-12
+    assert difference(p.gather(-1, lens.tokens[0]), p.topk(3).values) <= 1e-12
     if a.attention.mask != "bidirectional":
         assert torch.equal(lens.target[:, :-1], t.ids[:, 1:])
         assert (lens.target[:, -1] == -1).all()

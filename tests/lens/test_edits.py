@@ -379,6 +379,9 @@ def test_a_query_told_to_look_at_what_comes_later_does_not():
     ("make", "reason"),
     [
         (lambda: change.zero("embed", pos=-1), "expected whole numbers from 0 on"),
+        (lambda: change.zero("embed", pos=1.5), "expected whole numbers from 0 on"),
+        (lambda: change.zero("embed", pos=True), "expected whole numbers from 0 on"),
+        (lambda: change.zero("embed", pos="12"), "expected whole numbers from 0 on"),
         (lambda: change.zero("embed", pos=slice(0, 4, 2)), "has no step"),
         (lambda: change.clamp("embed"), "neither low nor high"),
         (lambda: Edit("halve", "embed"), "is not an edit"),
@@ -465,3 +468,12 @@ def test_a_value_without_a_bias_to_take_it_up_names_the_word():
     cancelled = [change.add("blocks.0.attn_out", 1.0), change.zero("blocks.0.attn_out")]
     assert not with_edits(network, cancelled).blocks[0].attn.out.weight.any()
     assert axes("blocks.0.attn_out") == ["b", "i", "m"]
+
+
+INDICES = [np.argmax(np.array([0, 0, 1])), torch.tensor(2), torch.tensor([2]), np.array([2])]
+
+
+@pytest.mark.parametrize("one", INDICES, ids=repr)
+def test_places_may_be_numbers_of_numpy_and_pytorch(one):
+    assert change.zero("embed", pos=one).to_dict() == change.zero("embed", pos=2).to_dict()
+    assert change.zero("embed", pos=slice(None, np.int64(2))).to_dict()["pos"] == {"from": 0, "to": 2}

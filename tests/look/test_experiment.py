@@ -13,7 +13,7 @@ from pellucid import edits
 from pellucid.architecture import MLP, Attention, Norm, Positions
 from pellucid.edits import EditError, from_json
 from pellucid.language_model import known_answer
-from pellucid.lens.analysis.metrics import logit_diff, loss, probability
+from pellucid.lens.analysis.metrics import kl, logit_diff, loss, probability
 from pellucid.lens.core.inputs import InputError
 from pellucid.look.experiment import (
     AblateBody,
@@ -68,6 +68,20 @@ def test_patching_comes_as_estimates_and_then_exactly(site: str):
     assert end["correlation"] == pytest.approx(expected.agreement["correlation"], abs=1e-4, nan_ok=True)
     copied = run_code(start["code"])["patching"]
     torch.testing.assert_close(copied.exact, expected.exact)
+
+
+def test_kl_has_exact_values_and_no_estimates():
+    start, *parts, end = patch_lines(MODEL, PatchBody(a=A, b=B, metric=MetricBody(kind="kl")))
+    assert start["estimate"] is None
+    assert end == {"kind": "end", "correlation": None, "largest": None}
+    expected = MODEL.patch(B, A, kl()).exact
+    for part in parts:
+        for position, _, value in part["cells"]:
+            assert value == pytest.approx(float(expected[part["layer"], position]), abs=1e-5)
+    assert parts[-1]["done"] == expected.numel()
+    copied = run_code(start["code"])["patching"]
+    assert copied.estimate is None
+    torch.testing.assert_close(copied.exact, expected)
 
 
 def test_patching_names_tokens_by_their_text():
@@ -136,10 +150,11 @@ def test_steering_is_an_edit():
         trace = MODEL.trace(A, edits=change)
         assert point["value"] == pytest.approx(float(prepared.of(trace)(trace.logits)), abs=1e-4)
         assert point["top"][0]["text"] == trace.top(k=1)[0][0]
+        text, p = run_code(point["code"])["_"][0]
+        assert (text, p) == (point["top"][0]["text"], pytest.approx(point["top"][0]["p"]))
     assert points[8]["factor"] == 0
     assert points[8]["top"][0]["text"] == " Italy"
     assert points[-1]["top"][0]["text"] == " France"
-    assert run_code(start["code"])["_"]
 
 
 EDITS = [
@@ -291,9 +306,9 @@ def test_an_encoder_decoder_is_patched_with_another_source():
     # a direction of steering is read with the source of the run that it changes
     at = "blocks.1.resid_pre"
     body = SteerBody(a="the", at=at, towards="a dog", away="the", metric=metric, **own)
-    start = next(steering_lines(model, body))
+    start, point, *_ = steering_lines(model, body)
     names = {"model": model}
-    exec(start["code"], names)
+    exec(point["code"], names)
     assert start["length"] == pytest.approx(float(names["vector"].norm()))
     steered = EditBody(op="add", name=at, factor=2.0, value={"towards": "a dog", "away": "the"})
     sent = PromptBody(text="the", edits=[steered], **own)
@@ -366,6 +381,48 @@ def test_from_two_prompts_to_an_edited_text(known: RunningInspector, visit):
     assert page.locator("[data-side='with']").inner_text().startswith(f"{A} France")
     page.get_by_role("button", name="Export").click()
     page.wait_for_selector("#edits button[data-code^='[{']")
+
+
+def test_kl_is_shown_without_estimates(known: RunningInspector, visit):
+    page = visit(known.url + "/" + address(a=A, b=B, metric="kl"))
+    page.wait_for_selector("#patching [data-done='10'][data-total='10']")
+    said = page.locator("#patching").inner_text()
+    assert "KL has slope 0 at run A, so it cannot be estimated" in said
+    assert "correlate" not in said
+    page.locator("#patching canvas").focus()
+    page.keyboard.press("ArrowLeft")
+    cell = shown_numbers(page, "#patching")["patch.cell"]
+    assert cell == pytest.approx(float(MODEL.patch(B, A, kl()).exact[0, 0]), abs=1e-4)
+
+
+def test_a_text_to_steer_with_stays_while_it_is_typed_and_its_code_has_the_factor(known: RunningInspector, visit):
+    page = visit(known.url + "/" + address(a=A, b=B))
+    page.wait_for_selector("#steering [data-code*='factor=2.0']")
+    page.locator("#steering input[type=range]").fill("3")
+    code = page.wait_for_selector("#steering [data-code*='factor=3.0']").get_attribute("data-code")
+    names, held, field = {"model": MODEL}, [], page.locator("#steering input[type=text]").first
+    exec(code, names)
+    assert names["change"][0].factor == 3
+    page.route("**/api/experiment/steer", lambda route: held.append(route))
+    page.select_option("#steering select", "blocks.0.mlp_out")
+    field.fill("London is")
+    page.wait_for_timeout(450)  # while it waits, the panel is drawn again five times a second
+    assert field.input_value() == "London is"
+    field.press("Enter")
+    page.wait_for_function("location.hash.includes('towards=London+is')")
+    page.wait_for_timeout(100)
+    held[-1].continue_()
+    page.wait_for_selector("#steering [data-code*='London is']")
+
+
+def test_a_text_is_gone_when_another_prompt_is_read(known: RunningInspector, visit):
+    page = visit(known.url + "/" + address(a=A, tokens="5"))
+    page.click("#generate button.act")
+    page.wait_for_selector("#generate [data-side='with'][data-ended='length']")
+    page.fill("#prompt", B)
+    page.press("#prompt", "Enter")
+    page.locator("#generate [data-side]").first.wait_for(state="detached")
+    assert page.locator("#generate [data-code]").count() == 0
 
 
 @pytest.mark.slow

@@ -4,13 +4,15 @@ import re
 import subprocess
 from importlib import resources
 
+import numpy as np
 import pytest
 from tests.browsing import SIZES, visiting
-from tests.look.conftest import encoder_decoder, ready, small_model
+from tests.look.conftest import TEXT, encoder_decoder, ready, small_model
 
 from pellucid.architecture import MLP, Attention, Norm, Positions
 from pellucid.look.app import look_files
 from pellucid.look.session import Session
+from pellucid.predictors.ngram import NGram
 from some_cases import one_in
 
 PAGES = ("read", "tokens", "attention", "stream", "circuits", "experiment", "training")
@@ -91,6 +93,12 @@ def turn_to(tab, name: str) -> None:
     settled(tab)
 
 
+def run_copied(page, model) -> None:
+    """Run the code behind every button of a page; it needs the model alone."""
+    for code in page.locator("[data-code]").evaluate_all("(all) => all.map((e) => e.dataset.code)"):
+        exec(code, {"model": model})
+
+
 @pytest.mark.parametrize("name", one_in(3, PAGES))
 def test_a_page_fits_has_two_themes_keeps_the_address_and_its_copied_code_runs(inspector, tab, name):
     turn_to(tab, name)
@@ -110,10 +118,8 @@ def test_a_page_fits_has_two_themes_keeps_the_address_and_its_copied_code_runs(i
     resize(tab, "wide")
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != before
     assert fits(tab)
-    trace = inspector.model.trace(inspector.session.results["example"])
     assert name == "training" or tab.locator("main [data-value]").count() > 3
-    for code in tab.locator("[data-code]").evaluate_all("(all) => all.map((e) => e.dataset.code)"):
-        exec(code, {"model": inspector.model, "trace": trace})
+    run_copied(tab, inspector.model)
     tab.click(".theme")
     resize(tab, "narrow")
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == before
@@ -123,6 +129,87 @@ def test_a_page_that_is_opened_later_finds_what_the_address_holds_for_it(tab):
     turn_to(tab, "tokens")
     turn_to(tab, "read")
     assert tab.locator("#sampling .slider:nth-child(2) b").inner_text() == "3"
+
+
+def test_the_code_of_a_step_and_of_a_shuffled_text_makes_its_trace_itself(inspector, visit):
+    page = visit(f"{inspector.url}/#shuffle=0")
+    page.locator(".step button:has-text('definition')").first.click()
+    page.wait_for_selector("#order [data-code]")
+    page.wait_for_selector("#cache [data-code]")
+    settled(page)
+    assert page.locator(".source [data-code]").count() == 1
+    run_copied(page, inspector.model)
+
+
+def test_every_page_answers_after_a_longer_and_a_shorter_prompt(look_into, visit):
+    """With everything open whose numbers belong to the tokens of one prompt."""
+    model = small_model()
+    session, tokenizer = Session(model, name="small"), model.tokenizer
+    ids = np.array(tokenizer.encode(TEXT * 4))
+    session.results["ngrams"] = {order: NGram.train(ids, tokenizer.n_vocab, order) for order in (1, 2, 3)}
+    opened = 'ngrams=true&shuffle=0&onPrompt=true&towards=the+dog&split=["blocks.0.attn_out","blocks.0.attn.head.0"]'
+    page = visit(f"{look_into(session).url}/#a=the+cat+sat&{opened}")
+    for name in PAGES:
+        turn_to(page, name)
+        for prompt in (TEXT, "the dog", "the cat sat"):
+            page.fill("#prompt", prompt)
+            page.press("#prompt", "Enter")
+            n = len(tokenizer.encode(prompt))
+            page.wait_for_function("(n) => document.querySelectorAll('.prompt .chip').length === n", arg=n)
+            settled(page)
+            assert page.locator("main section.panel").count()
+    turn_to(page, "stream")
+    page.fill("#target", "#5")
+    page.press("#target", "Enter")
+    page.wait_for_selector("#logit .figures:not(:has-text('less that of'))")
+    page.fill("#against", "#6")
+    page.press("#against", "Enter")
+    page.wait_for_selector("#logit .figures:has-text('less that of')")
+    settled(page)
+
+
+def test_panels_that_leave_the_edits_out_say_so(inspector, visit):
+    page = visit(f'{inspector.url}/#edits=[{{"op":"zero","name":"blocks.0.attn.z","head":[1]}}]')
+    page.wait_for_selector("#order :text('without the edits')")
+    turn_to(page, "training")
+    page.wait_for_selector("#heads :text('without the edits')")
+
+
+def test_the_slider_of_checkpoints_is_where_it_was_moved_to_while_one_loads(look_into, visit):
+    def opened(step: int):
+        model = small_model(seed=step)
+        model.provenance["step"] = step
+        return model
+
+    page = visit(look_into(Session(opened(40), load=opened, steps=(10, 20, 30, 40))).url)
+    held, slider = [], page.locator(".bar .slider input")
+    page.route("**/api/model?checkpoint=*", lambda route: held.append(route))
+    slider.focus()
+    for step, place in ((30, "2"), (20, "1")):
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_timeout(450)  # while it waits, the page is drawn again five times a second
+        assert slider.input_value() == place
+        assert page.locator(".bar .slider b").inner_text() == str(step)
+    assert "checkpoint=20" in page.evaluate("location.hash")
+    held[-1].continue_()
+    page.wait_for_function("!document.querySelector('[data-waiting]')")
+
+
+def test_the_arrows_scroll_what_scrolls_and_the_tour_has_the_keyboard(inspector, visit):
+    page = visit(f"{inspector.url}/#pos=2&read_key=1")
+    page.locator(".step button:has-text('definition')").first.click()
+    page.locator("[data-product] summary").first.click()
+    for scrolled in (".source pre", ".terms"):
+        page.locator(scrolled).first.focus()
+        page.keyboard.press("ArrowRight")
+        page.wait_for_timeout(50)
+        assert "pos=2" in page.evaluate("location.hash")
+    page.click("text=Take the tour")
+    page.wait_for_function("document.activeElement.className === 'tour'")
+    page.keyboard.press("Escape")
+    page.locator(".tour").wait_for(state="detached")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("location.hash.includes('pos=3')")
 
 
 @pytest.mark.slow

@@ -235,6 +235,11 @@ def test_the_pages_show_the_predictors_numbers(look_into, visit, kind):
         page.wait_for_selector("[data-step='hidden'] canvas")
         assert shown_numbers(page)["hidden[0]"] == pytest.approx(float(step_tensors(trace, 3)["hidden"][0]))
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.wait_for_selector("#sampling [data-code]")
+    codes = page.locator("[data-code]").evaluate_all("(all) => all.map((e) => e.dataset.code)")
+    assert any("context_levels" in code for code in codes)
+    for code in codes:
+        exec(code, {"model": predictor})
     page.click(".tabs a:has-text('Tokens')")
     ready(page)
     page.wait_for_selector("[data-name='surprisal.1']")

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from tests.look.conftest import TEXT, ready, shown_numbers, small_model
+from tests.look.conftest import TEXT, encoder_decoder, ready, shown_numbers, small_model
 
 from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
 from pellucid.edits import zero
@@ -14,8 +14,9 @@ from pellucid.lens.core.inputs import InputError
 from pellucid.look.caching import cached_step
 from pellucid.look.mathml import MathError, mathml
 from pellucid.look.reading import PREAMBLE, column, dot_product, numbers_of_part, sampled, shuffled_order
+from pellucid.look.session import Session
 from pellucid.look.steps import model_steps
-from pellucid.tensor_names import names
+from pellucid.tensor_names import axes, names
 from some_cases import one_in
 
 ENCODER = Architecture(
@@ -176,8 +177,9 @@ def test_the_numbers_of_a_part_are_the_traces(model):
     trace = model.trace(TEXT)
     values = numbers_of_part(trace, "blocks.1", -2)
     for name, x in values.items():
-        full = trace[name][0].numpy()
-        assert np.array_equal(x, full[..., -2, :]) or x.shape == full.shape[:-2] + full.shape[-1:], name
+        letters = axes(name)[1:]
+        axis = letters.index("i" if "i" in letters else "j")
+        np.testing.assert_array_equal(x, trace[name][0].select(axis, -2).numpy(), err_msg=name)
     np.testing.assert_array_equal(values["blocks.1.attn.pattern"], trace["blocks.1.attn.pattern"][0, :, -2].numpy())
     with pytest.raises(KeyError, match="has no part"):
         numbers_of_part(trace, "blocks.7", 0)
@@ -234,6 +236,12 @@ def test_without_positions_and_mask_a_shuffled_text_moves_nothing(kind):
     scope = {"trace": trace}
     exec(free["code"], scope)
     assert scope["result"].tolist() == pytest.approx(free["difference"])
+
+
+def test_a_shuffled_text_is_read_without_edits(model):
+    edited = model.trace(TEXT, edits=[zero("embed", pos=0)])
+    shown, plain = (shuffled_order(t, 0, positions=True, mask=True) for t in (edited, model.trace(TEXT)))
+    assert shown["difference"] == plain["difference"]
 
 
 @pytest.mark.parametrize("kind", ["gpt-2", "llama", "gemma", "n-gram tables", "no norm"])
@@ -293,6 +301,40 @@ def test_the_numbers_on_the_page_are_the_traces(inspector, visit):
     assert page.locator("[data-name='text.bytes']").inner_text() == token.hex(" ")
     top = {f"top.{int(i)}": float(p) for p, i in zip(*trace.probs[0, 4].topk(8), strict=True)}
     assert {name: value for name, value in shown_numbers(page).items() if name in top} == pytest.approx(top, rel=1e-4)
+
+
+def test_a_score_of_an_encoder_is_between_tokens_of_the_source(look_into, visit):
+    model, prompt, source = encoder_decoder(), "the cat sat on the mat", "the dog"
+    state = f'a={prompt}&source={source}&read_key=1&open=["encoder.blocks.0"]'
+    page = visit(f"{look_into(Session(model, name='pairs')).url}/#{state}")
+    summary = page.locator("section[data-part='encoder.blocks.0'] .product summary")
+    summary.wait_for()
+    trace = model.trace(prompt, source=source)
+    read = trace.source_tokens[0]
+    assert len(read) < trace.ids.size(1)
+    chips = [text.replace("\u00b7", " ") for text in summary.locator(".chip").all_inner_texts()]
+    assert chips == [read[-1], read[1]]
+    shown = shown_numbers(page, "section[data-part='encoder.blocks.0'] .product")
+    expected = float(trace["encoder.blocks.0.attn.scores"][0, 0, -1, 1])
+    assert shown["encoder.blocks.0.attn.scores[0][1]"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_token_is_written_only_behind_the_prompt_that_it_was_drawn_for(inspector, visit):
+    prompt = "the cat"
+    page = visit(f"{inspector.url}/#a={prompt}&read_temperature=0")
+    button, held = page.locator("button:has-text('Write it behind the prompt')"), []
+    drawn = sampled(inspector.model.trace(prompt), -1, Sampling(temperature=0), 0)["drawn"]["plain"]
+    assert drawn
+    page.route("**/api/trace", lambda route: held.append(route))
+    button.click()
+    page.wait_for_function("(text) => document.getElementById('prompt').value === text", arg=prompt + drawn)
+    assert button.is_disabled()
+    button.evaluate("(button) => button.click()")
+    page.wait_for_timeout(100)
+    assert page.input_value("#prompt") == prompt + drawn
+    held[0].continue_()
+    page.wait_for_selector("button:has-text('Write it behind the prompt'):not([disabled])")
+    assert len(held) == 1
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 from tests.look.conftest import TEXT, shown_numbers
 
 import pellucid
+from pellucid.edits import zero
 from pellucid.language_model import load
 from pellucid.look.app import make_look_app
 from pellucid.look.merges import MergeTrees
@@ -108,6 +109,23 @@ def test_a_model_without_a_training_text_says_so(model):
     with TestClient(make_look_app(Session(model)), base_url="http://127.0.0.1") as client:
         sent = client.post("/api/trace", json={"text": TEXT}).json()
         assert "no training text" in client.get(f"/api/t/{sent['id']}/tokens/ngrams").text
+
+
+def test_the_models_own_text_is_written_under_the_edits(model):
+    change = {"edits": [{"op": "zero", "name": "embed"}]}
+    with TestClient(make_look_app(Session(model)), base_url="http://127.0.0.1") as client:
+        sent = client.post("/api/trace", json={"text": "the cat", **change}).json()
+        *_, line = map(json.loads, client.get(f"/api/t/{sent['id']}/tokens/written?seed=3").text.splitlines())
+        options = {"max_tokens": 24, "temperature": 1.0, "seed": 3}
+        assert line["text"] == model.generate("the cat", edits=[zero("embed")], **options).text
+        assert line["text"] != model.generate("the cat", **options).text
+        scope = {"model": model}
+        exec(f"{sent['code']}\n{line['code']}", scope)
+        assert scope["text"] == line["text"]
+        # generation reads no separator, where the edits of positions would meet other tokens
+        sent = client.post("/api/trace", json={"text": "the cat", "bos": True, **change}).json()
+        *_, line = map(json.loads, client.get(f"/api/t/{sent['id']}/tokens/written").text.splitlines())
+        assert 'take "separator first" away' in line["reason"]
 
 
 def test_what_an_ngram_writes_depends_on_the_seed_alone():

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from random_configs import draw_config, theirs_of
-from random_models import PADDING_UNPLACED, PAIRS, TINY, config_of_theirs, in_float64
+from random_models import PADDING_UNPLACED, PAIRS, ROTARY, TINY, YARN, config_of_theirs, in_float64
 from theirs import our_logits, source_of
 
 from pellucid.architecture import Architecture
@@ -148,6 +148,8 @@ def test_the_model_type_is_a_name(wrong):
         architecture_of({"model_type": wrong})
 
 
+OLDER_LINEAR = {"type": "linear", "factor": 8.0}
+EXACT = {"full_attention": YARN | {"truncate": False}, "sliding_attention": ROTARY}
 NOT_SAID = [
     ("llama", {"is_causal": False}, "is_causal = false"),
     ("gpt2", {"is_causal": None}, "is_causal = null"),
@@ -166,6 +168,13 @@ NOT_SAID = [
     ("falcon", {"alibi": True}, "alibi = true in config.json: transformers rounds slope times position to bfloat16"),
     ("modernbert", {"classifier_activation": "relu"}, "classifier_activation = 'relu' and hidden_activation = 'gelu'"),
     ("modernbert", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling = "),
+    ("gemma3_text", {"rope_parameters": None, "rope_scaling": OLDER_LINEAR}, "rope_scaling.type = 'linear'"),
+    ("olmo3", {"rope_parameters": None, "rope_scaling": OLDER_LINEAR}, "rope_scaling.type = 'linear'"),
+    ("gemma3_text", {"rope_parameters": EXACT}, "rope_parameters.full_attention.truncate = false"),
+    ("olmo3", {"rope_parameters": EXACT}, "rope_parameters.full_attention.truncate = false"),
+    ("modernbert", {"rope_parameters": EXACT}, "rope_parameters.full_attention.truncate = false"),
+    ("glm", {"rope_parameters": ROTARY, "partial_rotary_factor": None}, "partial_rotary_factor = null"),
+    ("glm4", {"rope_parameters": ROTARY, "partial_rotary_factor": None}, "partial_rotary_factor = null"),
     ("modernbert", {"sliding_window": 3}, "sliding_window = 3 and local_attention = 4"),
     ("modernbert", {"head_dim": 4}, "head_dim = 4"),
     ("olmo", {"clip_qkv": 8.0}, "clip_qkv = 8.0 in config.json: only null can be represented"),
@@ -189,3 +198,9 @@ def test_what_would_be_computed_wrongly_is_refused_by_name(name, changes, said):
     with pytest.raises(FamilyError) as refused:
         architecture_of(config | changes)
     assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize("name", ["glm", "glm4"])
+def test_a_share_of_null_is_none_where_the_object_holds_one(name):
+    config = config_of_theirs(name, "tied").to_dict()
+    assert architecture_of(config | {"partial_rotary_factor": None}) == architecture_of(config)

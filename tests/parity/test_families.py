@@ -169,6 +169,7 @@ def stacked_again(state, model):
     return state
 
 
+EXACT = {"positions.scaling": "yarn", "positions.yarn_bounds": "exact", "positions.n_trained": 4}
 REFUSED = [
     ("qwen3_moe", {"mlp.experts": 0}, "mlp.experts = 0"),
     ("llama", {"mlp.experts": 4}, "mlp.experts = 4"),
@@ -205,6 +206,9 @@ REFUSED = [
     ("phi", {"positions.fraction": 0.45}, "positions.fraction = 0.45"),
     ("bloom", {"n_heads": 3, "d_head": 4, "slopes": "geometric"}, "positions.slopes = geometric"),
     ("gemma2", {"attention.scale": "scale_value", "scale_value": 0.3}, "attention.scale = scale_value"),
+    ("gemma3_text", EXACT, "positions.yarn_bounds = exact"),
+    ("olmo3", EXACT | {"positions.local_base": 10.0}, "positions.yarn_bounds = exact"),
+    ("modernbert", EXACT, "positions.yarn_bounds = exact"),
     ("gpt_neox", {"attention.bias": "qkv"}, "attention.bias = qkv"),
     ("gpt_neox", {"block": "post"}, "block = post"),
     ("bert", {"attention.mask": "causal"}, "attention.mask = causal"),

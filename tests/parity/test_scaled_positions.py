@@ -6,7 +6,8 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_models import LLAMA, LONGROPE, PHI3_LONG, ROTARY, TINY, in_float64
+from random_configs import theirs_of
+from random_models import LLAMA, LLAMA3, LONGROPE, PHI3_LONG, ROTARY, TINY, config_of_theirs, in_float64
 from theirs import as_ours, both, draw, farthest, logits_of, numpy_weights, our_logits, perturb
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -134,6 +135,19 @@ def test_their_cache_is_not_the_whole_text_beyond_the_training_and_ours_is(kind)
         cache = Cache(longer.architecture, len(tokens), dtype=torch.float64)
         longer(tokens[:, :n], cache=cache)
         assert farthest(longer(tokens[:, n:], cache=cache), longer(tokens)[:, n:]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "olmo3", "modernbert"])
+def test_the_context_of_the_training_is_read_in_the_object_of_each_kind_of_layer_alone(name):
+    config = config_of_theirs(name, "tied").to_dict() | {"original_max_position_embeddings": 3}
+    scaled = {entry: value for entry, value in LLAMA3.items() if entry != "original_max_position_embeddings"}
+    config["rope_parameters"] = {"full_attention": scaled, "sliding_attention": ROTARY}
+    with in_float64():
+        model = theirs_of(name, config)
+        network = as_ours(model, config)[0]
+        tokens = draw(network.architecture)
+        assert network.architecture.positions.n_trained == config["max_position_embeddings"]
+        assert farthest(our_logits(network, tokens), logits_of(model, tokens)) <= TOLERANCE
 
 
 def test_two_lists_of_longrope_end_the_context_with_the_training():

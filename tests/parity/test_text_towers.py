@@ -91,6 +91,15 @@ def test_the_logits_of_a_text_are_theirs(name, tied, tmp_path):
     assert torch.equal(our_logits(older), our_logits(folder))
 
 
+def test_a_cap_of_logits_is_read_by_the_class_for_texts_alone(tmp_path):
+    with in_float64():
+        model = their_model("gemma3")
+        model.config.text_config.final_logit_softcapping = 1.0
+        with torch.no_grad():
+            expected = model(input_ids=TOKENS).logits
+    assert farthest(our_logits(saved(model, tmp_path)), expected) <= 1e-12
+
+
 @pytest.mark.parametrize("name", TINY)
 def test_as_published_in_float32(name, tmp_path):
     model = their_model(name).float()

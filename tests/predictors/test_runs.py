@@ -350,3 +350,17 @@ def test_a_mixture_fitted_for_another_checkpoint_is_refused(tmp_path, text):
     with pytest.raises(PredictorError, match=r"finish the run \(--resume\), or open the network alone"):
         load_predictor(run)
     assert not isinstance(load_predictor(run, checkpoint=str(fitted["step"])).network, Mixture)
+
+
+@pytest.mark.parametrize(
+    ("order", "n_bytes", "reason"),
+    [(3, 10**6, "counting [0-9,]+ tokens may take"), (20_000, 2**60, "tokens to train on, and 20000 are needed")],
+)
+def test_a_mixture_that_could_not_be_counted_is_refused_before_training(
+    tmp_path, text, monkeypatch, order, n_bytes, reason
+):
+    monkeypatch.setattr("pellucid.predictors.trainable.memory_bytes", lambda device: n_bytes)
+    monkeypatch.setattr("pellucid.predictors.trainable.PredictorTrainable.build", lambda self: pytest.fail("it trains"))
+    with pytest.raises(RecipeError, match=reason):
+        small(text, "recurrent", tmp_path / "run", {"mixture": order})
+    assert not (tmp_path / "run").exists()

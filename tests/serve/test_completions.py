@@ -234,6 +234,7 @@ def test_models_health_and_metrics(server, client):
         ({"dynatemp_range": 0.5}, "dynatemp_range is not done here"),
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output is not done here"),
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens is not done here"),
+        ({"add_special_tokens": False}, "add_special_tokens is not done here"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 5, "stream": True}, "best_of = 5 with stream"),
         ({"best_of": 2, "n": 3}, "expected at least n"),

@@ -88,6 +88,7 @@ def test_embeddings_are_the_final_stream(server, pooling):
         ({"input": "x", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "x", "edits": [{"op": "zero", "name": "logits"}]}, "edits is not done here"),
         ({"input": "x", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens is not done here"),
+        ({"input": "x", "add_special_tokens": False}, "add_special_tokens is not done here"),
     ],
 )
 def test_a_text_that_cannot_be_embedded_is_refused(server, body, sentence):

@@ -246,6 +246,7 @@ def test_models_say_what_they_are(client, predictors):
     described = {model["id"]: model["meta"] for model in client.get("/v1/models").json()["data"]}
     assert described["ngram"]["n_vocab"] == 257
     assert described["translator"]["n_ctx_train"] == 32
+    assert [described[name]["reads_source"] for name in ("ngram", "translator")] == [False, True]
     assert "one after another" in describe_engine(engine_for(predictors["ngram"], EngineOptions()))
     assert "keys and values" in describe_engine(engine_for(Opened(small_network()), EngineOptions()))
 

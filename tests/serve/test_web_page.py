@@ -6,6 +6,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import resources
 
 import httpx
@@ -16,12 +17,15 @@ from playwright.sync_api import Browser, Page
 from tests.browsing import SIZES, running_browser, visiting
 from tests.serve.conftest import RunningServer, serving, small_network
 
+from drawing import make_network
 from pellucid.architecture import Architecture, Attention
+from pellucid.language_model import LanguageModel
 from pellucid.model import Transformer
 from pellucid.serve.batching import BatchingEngine
+from pellucid.serve.opening import EngineOptions, engine_for
 from pellucid.serve.page_routes import PAGE_PATHS
 from pellucid.text.chat_template import CHATML_MARKERS, ChatTemplate
-from pellucid.text.tokenizers.tokenizer import BPETokenizer, ByteTokenizer
+from pellucid.text.tokenizers.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
 from some_cases import one_in
 
 KEY = "a key of its own"
@@ -315,6 +319,62 @@ def test_a_conversation_is_held_and_branches(web, visit, capsys):
         page.click("#afresh")
         assert page.locator("#results *").count() == 0
         client.close()
+
+
+def test_a_new_conversation_forgets_an_answer_that_is_being_written(web, visit):
+    torch.manual_seed(0)
+    tokenizer = web.engine.tokenizer.with_special(*CHATML_MARKERS)
+    a = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=64, d_model=16, n_layers=1, attention=Attention(n_heads=2))
+    network = Transformer(a).double().eval()
+    with serving(BatchingEngine(network, tokenizer, max_tokens=10**6), template=ChatTemplate()) as chatty:
+        page = visit(chatty.url)
+        page.wait_for_selector("html[data-ready]")
+        page.check("input[value=chat]")
+        for name, value in {"message": "First", "max-tokens": 1000000, "temperature": 0}.items():
+            page.fill(f"#{name}", str(value))
+        page.click("#send")
+        page.locator(".samples .token").nth(1).wait_for()
+        page.click("#afresh")
+        page.wait_for_selector("#halt", state="hidden")
+        page.fill("#max-tokens", "4")
+        page.fill("#message", "Second")
+        with page.expect_request("**/v1/chat/completions") as asked:
+            page.click("#send")
+        assert [message["content"] for message in asked.value.post_data_json["messages"]] == ["Second"]
+        page.wait_for_selector("#halt", state="hidden")
+
+
+def test_an_encoder_reads_the_given_text_and_an_alternative_changes_the_answer(visit):
+    tokenizer, source = CharTokenizer.train(["a source"]), "a source"
+    decoder = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=32, d_model=16, n_layers=1, attention=Attention(n_heads=2))
+    network = make_network(replace(decoder, encoder=decoder.with_fields({"attention.mask": "bidirectional"})))
+    engine = engine_for(LanguageModel(network, tokenizer, {}), EngineOptions(max_tokens=100))
+    with serving(engine) as pairs, openai.OpenAI(base_url=f"{pairs.url}/v1", api_key="none") as client:
+        page, given = visit(pairs.url), {"model": "small", "max_tokens": 12, "seed": 18}
+        write(page, source, seed=18)
+        assert page.locator("#echo").is_hidden()
+        first = pieces(page, ".samples section")
+        assert "".join(first) == client.completions.create(prompt=source, **given).choices[0].text
+        page.locator(".samples .token").nth(2).click()
+        allowed = page.locator("#alternatives button:not([disabled])")
+        begun = "".join(first[:2]) + allowed.last.text_content().replace("\u00b7", " ")
+        with page.expect_request("**/v1/completions") as asked:
+            allowed.last.click()
+        body = asked.value.post_data_json
+        assert (body["source"], body["prompt"]) == (source, begun)
+        page.wait_for_selector("#status:has-text('tokens written')")
+        assert page.locator(".begun").text_content() == begun
+        said = client.completions.create(prompt=begun, extra_body={"source": source}, **given).choices[0].text
+        assert "".join(pieces(page, ".samples section")) == said
+        page.click("#python")
+        page.wait_for_selector("#status:has-text('Python')")
+        names = {}
+        exec(page.evaluate("navigator.clipboard.readText()"), names)
+        names["client"].close()
+        assert names["answer"].choices[0].text == said
+        page.click("#back")
+        assert page.input_value("#prompt") == source
+        assert pieces(page, ".samples section") == first
 
 
 def test_the_answer_to_an_earlier_key_does_not_discard_a_later_one(visit):

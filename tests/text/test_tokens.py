@@ -1,9 +1,11 @@
 """Tokens on disk: what is written comes back, and what was damaged or made for something else is named."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -301,3 +303,20 @@ def test_two_preparing_at_once_agree(split, tmp_path):
     assert outer.folder == inner[1].folder
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [outer.folder.name]
     outer.verify()
+
+
+def test_tokens_that_were_written_before_are_read_and_used_again(tmp_path):
+    """A folder of tests/data, written on 2026-11-26, whose ids are the bytes of its texts."""
+    kept = Path(__file__).parents[1] / "data" / "prepared_tokens"
+    cache = shutil.copytree(kept, tmp_path / "cache")
+    (folder,) = cache.glob("tokens-*")
+    texts = ["To be, or not to be: that is the question.\n"]
+    texts.append("Whether \u2019tis nobler in the mind to suffer\nThe slings and arrows.\n")
+    found = Tokens.open(folder)
+    ids = [found.part(name).read(0, len(found.part(name))).tolist() for name in ("train", "held_out")]
+    assert sorted(i for part in ids for i in part if i < 256) == sorted("".join(texts).encode())
+    assert ids[0][:6] == [84, 111, 32, 98, 101, 44]
+    stamp = (folder / "manifest.json").stat().st_mtime_ns
+    again = prepare_tokens(split_corpus(read_corpus(cache / "texts"), 0.25), learn_tokenizer("byte", []), cache)
+    assert again.folder == folder
+    assert (folder / "manifest.json").stat().st_mtime_ns == stamp

@@ -90,5 +90,9 @@ KINDS = (
     ),
     RunKind("mixed transformer", TRANSFORMER | {"sample_every": 4, "mix": "auto"}),
 )
-#: an objective of the transformer, and no kind of its own
-CHAT = RunKind("chat", CHAT_FIELDS)
+#: objectives of the transformer, and no kinds of their own
+OBJECTIVES = (
+    RunKind("chat", CHAT_FIELDS),
+    RunKind("masked", TRANSFORMER | {"objective": "masked", "sample_every": 4}),
+    RunKind("prefix", TRANSFORMER | {"objective": "prefix", "sample_every": 4}),
+)

@@ -10,6 +10,7 @@ from tiny import FIELDS, SHAKESPEARE, Heard, assert_same_run, recipe_for, resume
 import pellucid
 from pellucid import cli
 from pellucid.predictors.recipe import make_predictor_recipe
+from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.options import RecipeError
 from pellucid.text.read.documents import DocumentError
 from pellucid.training.recipe import Recipe, make_recipe, read_recipe_file
@@ -103,13 +104,14 @@ def test_a_run_made_before_there_were_rules_goes_on_exactly(tmp_path):
     (tmp_path / "texts").mkdir()
     for i in range(12):
         write_text(tmp_path / "texts", 300 + 10 * i, f"{i}.txt")
-    whole = start(tmp_path / "texts", tmp_path / "whole", split="documents").path
+    whole = start(tmp_path / "texts", tmp_path / "whole", split="documents", keep_last=3).path
     assert data_of(whole)["split"]["rule"] == "documents"
     half = shutil.copytree(whole, tmp_path / "half")
     shutil.rmtree(tmp_path / "cache")
     for step in (8, 12):
         shutil.rmtree(half / "checkpoints" / f"step-{step:08}")
     as_written_before(half)
+    assert steps_of(half) == [4]
     resume(half)
     assert_same_run(whole, half)
 
@@ -157,10 +159,11 @@ def test_a_run_keeps_to_its_held_out_files(tmp_path):
 
 def test_a_resumed_run_with_files_held_out_is_the_uninterrupted_one(tmp_path):
     text, valid = write_text(tmp_path), write_text(tmp_path, 400, "valid.txt")
-    whole = start(text, tmp_path / "whole", held_out_files=[str(valid)]).path
+    whole = start(text, tmp_path / "whole", held_out_files=[str(valid)], keep_last=3).path
     half = shutil.copytree(whole, tmp_path / "half")
     for step in (8, 12):
         shutil.rmtree(half / "checkpoints" / f"step-{step:08}")
+    assert steps_of(half) == [4]
     resume(half)
     assert_same_run(whole, half)
 

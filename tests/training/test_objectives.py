@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from tests.training.tiny import make_training, recipe_for, resume, rows, start, write_text
+from tests.training.tiny import assert_same_tensors, make_training, recipe_for, resume, rows, start, tensors, write_text
 
 from pellucid.architecture import Architecture, Attention
 from pellucid.model import Transformer
@@ -121,12 +121,14 @@ def test_no_scored_target_behind_a_prefix_can_be_read(tmp_path):
 
 def test_a_masked_run_hides_by_a_token_of_its_own_and_resumes(tmp_path):
     text = write_text(tmp_path)
-    whole = start(text, tmp_path / "whole", objective="masked", steps=6, evaluate_every=2)
-    start(text, tmp_path / "parts", objective="masked", steps=4, evaluate_every=2, schedule="constant")
+    fields = {"objective": "masked", "evaluate_every": 2, "schedule": "constant", "dropout": 0.1}
+    whole = start(text, tmp_path / "whole", steps=6, **fields)
+    start(text, tmp_path / "parts", steps=4, **fields)
     assert whole.recipe.model.attention.mask == "bidirectional"
     _, tokenizer, _ = load_run(whole.path, "last", torch.device("cpu"))
     assert tokenizer.special[MASK] == tokenizer.n_vocab - 1
     assert resume(tmp_path / "parts", steps=6).step == 6
+    assert_same_tensors(tensors(tmp_path / "parts", 6), tensors(whole.path, 6))
 
 
 @pytest.mark.parametrize(

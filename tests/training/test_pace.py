@@ -17,7 +17,7 @@ from pellucid.runs import pace as pace_module
 from pellucid.runs import pipeline
 from pellucid.runs import trainer as trainer_module
 from pellucid.runs.checkpoint import best_step, folder_of, load_checkpoint, steps_of
-from pellucid.runs.pace import HARD_STOP, Pace
+from pellucid.runs.pace import Pace
 from pellucid.runs.saver import Saver
 from pellucid.runs.schedule import position, rate_factor
 from pellucid.runs.trainer import Trainer
@@ -307,8 +307,13 @@ def test_a_schedule_that_was_never_moved_is_to_the_bit_what_it_was(start_, n, st
         assert position(start_ + step, start_, start_ + n) == start_ + step
 
 
-def test_the_hard_stop_is_a_tenth_beyond():
-    assert HARD_STOP == 0.1
+def test_the_hard_stop_is_a_tenth_beyond(monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    pace = Pace.from_now(60.0)
+    for after, over in ((59.0, False), (65.9, False), (66.1, True)):
+        now = 1000.0 + after
+        assert pace.is_over is over
 
 
 @pytest.mark.parametrize(("can_sample", "every", "seconds"), [(True, 0, 0.4), (True, -1, 0.0), (False, 0, 0.0)])

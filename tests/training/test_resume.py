@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kinds import CHAT, KINDS
+from kinds import KINDS, OBJECTIVES
 from kinds import STEPS as STEPS_OF_KINDS
 from tests.some_cases import one_in
 from tiny import (
@@ -41,7 +41,7 @@ from pellucid.training.load import load_run, read_recipe
 
 STEPS = 20
 #: how tables of n-grams learn: with gradients of the rows alone that a step meets, or of all
-TABLES = {"muon": {"ngram_optimizer": "rmsprop", "ngram_rows": 256}, "adamw": {}}
+TABLES = {"muon": {"ngram_optimizer": "rmsprop", "ngram_rows": 256}, "adamw": {"ngram_optimizer": "adamw"}}
 
 
 @pytest.fixture(params=one_in(2, ["muon", "adamw"]))
@@ -78,7 +78,7 @@ def test_interrupted_after_any_step_it_ends_the_same(whole, text, tmp_path, monk
     assert_same_run(run, whole)
 
 
-@pytest.mark.parametrize("kind", one_in(7, [*KINDS, CHAT]), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", one_in(3, [*KINDS, *OBJECTIVES]), ids=lambda kind: kind.name)
 def test_interrupted_after_any_step_a_run_of_any_kind_ends_the_same(whole_runs, tmp_path, monkeypatch, kind):
     real, stops = Trainer.take_step, [2, 5, 8, 11]
 
@@ -141,12 +141,17 @@ def test_a_finished_run_of_any_kind_stays_as_it_is_or_is_made_longer(whole_runs,
 
 def test_killed_at_any_moment_it_ends_the_same(whole, text, tmp_path):
     rng = random.Random(1)
-    run = tmp_path / "run"
-    for _ in range(10):
+    run, longest, found = tmp_path / "run", 0.25, []
+    for attempt in range(30):
         go = (lambda: begin(whole, text, run).exit_code) if not run.exists() else (lambda: resume(run).exit_code)
-        code, _, errors = forked(go, tmp_path, kill_after=rng.uniform(0.02, 0.25))
+        code, _, errors = forked(go, tmp_path, kill_after=rng.uniform(0.02, longest))
         assert code in (-signal.SIGKILL, 0), errors
         assert all(not verify_files(folder_of(run, step)) for step in steps_of(run))
+        found.append((steps_of(run) or [0])[-1])
+        if attempt >= 9 and (max(found) > 0 or code == 0):
+            break
+        longest *= 1 if max(found) else 1.2  # a slow machine has saved nothing yet
+    assert max(found) > 0
     assert (resume(run) if run.exists() else begin(whole, text, run)).step == STEPS
     assert_same_run(run, whole)
 

@@ -46,13 +46,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["tokenizer"]:
         commands, program, about = TOKENIZER_COMMANDS, "pellucid tokenizer", TOKENIZER
         arguments = arguments[1:]
-    try:
+
+    def chosen() -> int:
         if arguments[:1] not in ([name] for name in commands):
-            code = overview(arguments, commands, program, about)
-        else:
-            with warnings.catch_warnings(), terminated_like_interrupted():
-                warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
-                code = run(commands[arguments[0]], f"{program} {arguments[0]}", arguments[1:])
+            return overview(arguments, commands, program, about)
+        with warnings.catch_warnings(), terminated_like_interrupted():
+            warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
+            return run(commands[arguments[0]], f"{program} {arguments[0]}", arguments[1:])
+
+    return exit_code_of(chosen)
+
+
+def exit_code_of(command: Callable[[], int]) -> int:
+    """Run a command, and turn what stops it into one line on standard error and an exit code (see `main`)."""
+    try:
+        code = command()
         sys.stdout.flush()  # here, where a reader that has gone away is no error
         return code
     except KeyboardInterrupt as interrupt:

@@ -16,7 +16,7 @@ class PromptOptions:
     """What the model reads."""
 
     bos: Annotated[bool, option()] = False
-    """Put the separator before the prompt. Without it the model reads only what the prompt says."""
+    """Put the separator before the prompt, unless the model's own tokenizer puts something there."""
     source: Annotated[str | None, option("TEXT")] = None
     """Give this text to the encoder of an encoder-decoder."""
 

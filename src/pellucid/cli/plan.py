@@ -27,7 +27,7 @@ class PlannedTrainingOptions:
     """How and where to train."""
 
     batch: Annotated[int | None, option("N", default="what a run would choose"), at_least(1)] = None
-    """Train on this many sequences in one pass."""
+    """Train on this many sequences in one micro-batch."""
     tokens: Annotated[int | None, option("N", default="the run's, or 20 for each parameter"), at_least(1)] = None
     """Train on this many tokens in all."""
     precision: Annotated[Literal["float32", "bfloat16"] | None, option("FORMAT", default="the faster one")] = None

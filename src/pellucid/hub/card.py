@@ -162,7 +162,7 @@ def _tokens(training: dict[str, Any], data: dict[str, Any]) -> str:
     if "tokens" not in training:
         return ""
     part = data.get("parts", {}).get("train", {})
-    known = part.get("tokens", part.get("target_tokens"))
+    known = part.get("answer_tokens", part.get("tokens", part.get("target_tokens")))
     known = known and known - sum(stop - start for start, stop in data.get("set_aside", ()))
     passes = f", {training['tokens'] / known:.2f} times the {known:,} of the training text" if known else ""
     return f"{training['tokens']:,}{passes}"

@@ -237,17 +237,30 @@ def architecture_from(keys: Mapping[str, Any], tensors: GGUFTensors) -> Architec
 
 
 def scaling_from(kind: str, own: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of rope_parameters for the file's scaling. Raises FamilyError for one that is not read."""
-    word = own.get("rope.scaling.type", "none")
-    if word == "none":
-        return {"rope_type": "default"}
-    if word == "linear":
-        return {"rope_type": "linear", "factor": own["rope.scaling.factor"]}
-    raise FamilyError(f"{kind}.rope.scaling.type = {word}: expected none or linear")
+    """The entries of rope_parameters for the file's scaling. Raises FamilyError for one that is not read.
+
+    As in llama.cpp, a missing type is linear, the factor may have its older name, and 0 stands for 1.
+    """
+    word = own.get("rope.scaling.type", "linear")
+    if word not in ("none", "linear"):
+        raise FamilyError(f"{kind}.rope.scaling.type = {word}: expected none or linear")
+    if (multiplier := own.get("rope.scaling.attn_factor", 1.0)) != 1:
+        raise FamilyError(
+            f"{kind}.rope.scaling.attn_factor = {multiplier}: expected 1, as nothing multiplies what is rotated; give "
+            "the model's Hugging Face folder"
+        )
+    factor = own.get("rope.scaling.factor", own.get("rope.scale_linear", 0.0))
+    scales = word == "linear" and factor not in (0, 1)
+    return {"rope_type": "linear", "factor": factor} if scales else {"rope_type": "default"}
 
 
 def with_factors(a: Architecture, factors: Tensor) -> Architecture:
     """The architecture whose rotary frequencies are divided by these factors: one of the Llama 3 models."""
+    if a.scales_rotation:
+        raise FamilyError(
+            f"{FACTORS} and a rope factor of {a.positions.factor:g} both scale rotary positions: expected one of them; "
+            "give the model's Hugging Face folder"
+        )
     for factor, low, high, n_trained in LLAMA3:
         fields = {"factor": factor, "low": low, "high": high, "n_trained": n_trained, "scaling": "llama3"}
         scaled = a.with_fields({f"positions.{name}": value for name, value in fields.items()})

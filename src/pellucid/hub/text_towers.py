@@ -36,7 +36,13 @@ class TextTower:
 
 
 TEXT_TOWERS = {
-    "gemma3": TextTower("Gemma3ForConditionalGeneration", "Gemma3Model", "gemma3_text", tied=True),
+    "gemma3": TextTower(
+        "Gemma3ForConditionalGeneration",
+        "Gemma3Model",
+        "gemma3_text",
+        tied=True,
+        unread={"final_logit_softcapping": None},
+    ),
     # three positions for each token, of which a text alone makes one
     "qwen3_vl": TextTower(
         "Qwen3VLForConditionalGeneration",

@@ -149,7 +149,11 @@ def write_object(path: Path, values: dict[str, Any]) -> None:
 def write_config(folder: Path, a: Architecture, family: Family | None, tokenizer: Tokenizer | None, dtype: str) -> None:
     """Write config.json and generation_config.json; the separator ends generation. Without a family, those of
     our code.
+
+    Raises FamilyError if the family reads an id of text as padding.
     """
+    if family is not None and tokenizer is not None:
+        check_padding(family, tokenizer)
     end = None if tokenizer is None else tokenizer.separator
     config = (code_config(a, end) if family is None else config_of(a, family, end)) | {"dtype": dtype}
     if tokenizer is None:
@@ -167,6 +171,21 @@ def write_config(folder: Path, a: Architecture, family: Family | None, tokenizer
         write_object(folder / "generation_config.json", ends | {"do_sample": False})
     config.setdefault("pad_token_id", None)
     write_object(folder / "config.json", config)
+
+
+def check_padding(family: Family, tokenizer: Tokenizer) -> None:
+    """Raise FamilyError if the one id that the family can pad with is not for padding alone in this tokenizer.
+
+    Its class gives that id no position, wherever it stands, and counts the positions after it without it.
+    """
+    padding = family.constants.get("pad_token_id")
+    own = tokenizer.special[roles_of(tokenizer)["pad_token"]]
+    if padding is not None and (padding != own or padding == tokenizer.separator):
+        raise FamilyError(
+            f"id {padding} is {tokenizer.token_str(padding)!r} in this tokenizer, and padding in every model of the "
+            f"family {family.name}, which gives it no position: expected a pad token of this id; write the model as "
+            "one of another family, with --family bert"
+        )
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, n_ctx: int, a: Architecture | None = None) -> None:

@@ -4,10 +4,10 @@ The run of prompt A is changed; prompt B is where other values come from. So a p
 changes the run that every page shows.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-import torch
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
@@ -80,7 +80,7 @@ class ExperimentBody(BaseModel):
 
     a, b     the prompt whose run is changed, and the prompt that other values come from
     source   the input of the encoder, where there is one
-    bos      put the separator before both
+    bos      put the separator before both, unless the model's own tokenizer puts something there
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -168,8 +168,11 @@ def patch_lines(model: Model, body: PatchBody) -> Iterator[dict[str, Any]]:
     start  the two metrics, the estimate of every place [layer][pos] or [layer][pos][head], and the tokens
     exact  the exact metrics of some places of one layer: cells of [pos, head, value]
     end    how far the estimates were right
+
+    KL from the run of A is smallest at this run: its slope there is 0, and so would be every estimate. It has none.
     """
     body = body.model_copy(update={"metric": body.metric.named(model)})
+    estimated = body.metric.kind != "kl"
     pair = PatchingPair(
         model.network,
         model.tokenizer,
@@ -177,10 +180,11 @@ def patch_lines(model: Model, body: PatchBody) -> Iterator[dict[str, Any]]:
         body.a,
         body.metric.metric(),
         site=body.site,
+        gradients=estimated,
         corrupt_source=body.source if body.source_b is not None else None,
         **(body.options() if body.source_b is None else {**body.options(), "source": body.source_b}),
     )
-    estimate = pair.estimate()
+    estimate = pair.estimate() if estimated else None
     other, own = (float(end) for end in pair.ends)
     yield {
         "kind": "start",
@@ -192,14 +196,15 @@ def patch_lines(model: Model, body: PatchBody) -> Iterator[dict[str, Any]]:
         "heads": pair.n_heads,
         "tokens": pair.bad.spelled(),
         "tokens_b": pair.good.spelled(),
-        "estimate": numbers(estimate),
+        "estimate": None if estimate is None else numbers(estimate),
         "code": patch_code(body),
     }
     if not body.exact:
         return
     places = {position: k for k, position in enumerate(pair.positions)}
     rows = {layer: k for k, layer in enumerate(pair.layers)}
-    exact, total, done = torch.zeros_like(estimate), estimate.numel(), 0
+    exact = pair.ends[1].new_zeros([len(pair.layers), len(pair.positions), *([pair.n_heads] if pair.n_heads else [])])
+    total, done = exact.numel(), 0
     for part in pair.exact_parts():
         cells = []
         for (position, head), value in zip(part.cells, part.values.tolist(), strict=True):
@@ -208,23 +213,20 @@ def patch_lines(model: Model, body: PatchBody) -> Iterator[dict[str, Any]]:
             cells.append([places[position], head, json_number(value)])
         done += len(cells)
         yield {"kind": "exact", "layer": part.layer, "cells": cells, "done": done, "total": total}
-    agreement = pair.result(exact, estimate).agreement
-    yield {
-        "kind": "end",
-        "correlation": json_number(agreement["correlation"]),
-        "largest": json_number(agreement["largest"]),
-    }
+    agreement = {} if estimate is None else pair.result(exact, estimate).agreement
+    yield {"kind": "end"} | {name: json_number(agreement.get(name, math.nan)) for name in ("correlation", "largest")}
 
 
 def patch_code(body: PatchBody) -> str:
     """Python that computes the same map from `model`."""
     sources = "" if body.source_b is None else f", source={body.source_b!r}, corrupt_source={body.source!r}"
     read = body.options() if body.source_b is None else reading_options(None, body.bos)
+    mode, shown = ("exact", "") if body.metric.kind == "kl" else ("both", "patching.estimate, ")
     return (
         f"from pellucid.lens.analysis.metrics import {body.metric.kind}\n\n"
         f"patching = model.patch(\n    {body.b!r}, {body.a!r}, {body.metric.code()},\n"
-        f'    site="{body.site}", mode="both"{options_code(read)}{sources},\n)\n'
-        "patching.estimate, patching.exact, patching.recovered\n"
+        f'    site="{body.site}", mode="{mode}"{options_code(read)}{sources},\n)\n'
+        f"{shown}patching.exact, patching.recovered\n"
     )
 
 
@@ -254,26 +256,31 @@ def ablation_lines(model: Model, body: AblateBody) -> Iterator[dict[str, Any]]:
 def steering_lines(model: Model, body: SteerBody) -> Iterator[dict[str, Any]]:
     """What A's next token becomes as multiples of a direction are added at every position, a line for each factor."""
     vector = model.direction([body.towards], [body.away], at=body.at, pos=body.pos, **body.options())
-    read = options_code(body.options())
-    code = (
-        "from pellucid import edits\n\n"
-        f"vector = model.direction([{body.towards!r}], [{body.away!r}], at={body.at!r}, pos={body.pos!r}{read})\n"
-        f"change = [edits.add({body.at!r}, vector, factor=1.0)]\n"
-        f"model.trace({body.a!r}, edits=change{read}).top()\n"
-    )
     # a metric that compares, such as KL, compares with the run that is not steered
     metric = PreparedMetric(body.metric.named(model).metric(), model.trace(body.a, **body.options()))
     name = metric.metric.name
-    yield {"kind": "start", "length": json_number(vector.norm()), "factors": FACTORS, "metric": name, "code": code}
+    yield {"kind": "start", "length": json_number(vector.norm()), "factors": FACTORS, "metric": name}
     for factor in FACTORS:
         trace = model.trace(body.a, edits=[add(body.at, vector, factor)] if factor else [], **body.options())
         top = [{"text": text, "p": p} for text, p in trace.top(k=TOP)]
-        yield {"kind": "factor", "factor": factor, "value": json_number(float(metric(trace.logits)[0])), "top": top}
+        value, code = json_number(float(metric(trace.logits)[0])), steering_code(body, factor)
+        yield {"kind": "factor", "factor": factor, "value": value, "top": top, "code": code}
+
+
+def steering_code(body: SteerBody, factor: float) -> str:
+    """Python that gives the next tokens at one factor from `model`."""
+    read = options_code(body.options())
+    return (
+        "from pellucid import edits\n\n"
+        f"vector = model.direction([{body.towards!r}], [{body.away!r}], at={body.at!r}, pos={body.pos!r}{read})\n"
+        f"change = [edits.add({body.at!r}, vector, factor={factor!r})]\n"
+        f"model.trace({body.a!r}, edits=change{read}).top()\n"
+    )
 
 
 def side_by_side(model: Model, body: GenerateBody) -> Iterator[dict[str, Any]]:
     """Both texts, piece by piece in turn; the last line of each says why it ended."""
-    if body.bos:
+    if body.bos and not model.tokenizer.before:
         raise InputError(
             "generation reads the prompt without a separator in front, where edits of positions would change other "
             'tokens: take "separator first" away'

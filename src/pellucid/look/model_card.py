@@ -6,7 +6,7 @@ from pellucid.look.known_answer import KNOWN_ANSWER, PROMPTS
 from pellucid.look.session import Session
 from pellucid.parameter_counts import count_parameters
 from pellucid.tensor_names import axes, names, row
-from pellucid.text.tokenizers.base import BLANK, MASK
+from pellucid.text.tokenizers.base import BLANK
 
 #: the first prompt of a model whose run says nothing better
 EXAMPLE = "When Mary and John went to the shops, John gave a drink to"
@@ -33,6 +33,7 @@ def model_facts(session: Session, checkpoint: str = "") -> dict[str, Any]:
         "masked": a.attention.mask == "bidirectional",
         "tokenizer": tokenizer.kind,
         "special": dict(tokenizer.special),
+        "begins_with": "".join(map(tokenizer.token_str, tokenizer.before)),
         "tensors": [tensor_facts(name) for name in names(a)],
         "example": example_text(session),
         "example_source": example_text(session),
@@ -59,7 +60,8 @@ def example_text(session: Session) -> str:
             session.results["example"] = " ".join(str(i) for i in range(min(8, a.n_ctx, a.n_vocab)))
         else:
             # a masked model guesses a word
-            text = EXAMPLE.replace("drink", BLANK) if MASK in tokenizer.special else EXAMPLE
+            masks = a.attention.mask == "bidirectional"
+            text = EXAMPLE.replace("drink", BLANK) if tokenizer.mask is not None and masks else EXAMPLE
             known = text if BLANK in text else tokenizer.decode(tokenizer.encode(text)[: max(1, a.n_ctx - 1)])
             session.results["example"] = known
     return session.results["example"]

@@ -47,7 +47,7 @@ class PromptBody(BaseModel):
 
     checkpoint  the number of a step; "" for the weights that the inspector was opened with
     source      the input of the encoder, where there is one
-    bos         put the separator before the text
+    bos         put the separator before the text, unless the model's own tokenizer puts something there
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)

@@ -167,7 +167,7 @@ def ngrams_of(model: Model) -> dict[str, NGram]:
 
 
 def written_lines(session: Session, trace_id: str, seed: int) -> Iterator[dict[str, Any]]:
-    """A text that each n-gram writes behind the prompt, and one of the model, drawn with the same numbers."""
+    """A text that each n-gram writes behind the prompt, and one of the model with its edits, from the same draws."""
     trace, prompt = session.kept_reading(trace_id), session.prompt_of(trace_id)
     model = session.model(prompt.checkpoint)
     ids = trace.ids[0, : trace.inputs.lengths[0]].tolist()
@@ -191,10 +191,18 @@ def written_lines(session: Session, trace_id: str, seed: int) -> Iterator[dict[s
         if room < 1:
             yield {"reason": f"the prompt fills the context of {trace.architecture.n_ctx} tokens"}
             return
-    written = min(WRITTEN, room)
-    text = model.generate(prompt.text, max_tokens=written, temperature=1.0, seed=seed).text
-    code = f"text = model.generate({prompt.text!r}, max_tokens={written}, temperature=1.0, seed={seed}).text"
-    yield {"name": "this model", "text": text, "code": code}
+    if prompt.edits and prompt.bos and not model.tokenizer.before:
+        yield {
+            "reason": "this model under the edits: it writes without a separator in front, where edits of positions "
+            'would change other tokens; take "separator first" away'
+        }
+        return
+    options: dict[str, Any] = {"max_tokens": min(WRITTEN, room), "temperature": 1.0, "seed": seed}
+    said = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    if prompt.edits:  # a predictor that is no transformer has none, and knows no such option
+        options["edits"], said = session.edits(prompt), f"edits=change, {said}"
+    text = model.generate(prompt.text, **options).text
+    yield {"name": "this model", "text": text, "code": f"text = model.generate({prompt.text!r}, {said}).text"}
 
 
 def written_by(ngram: NGram, ids: list[int], seed: int) -> list[int]:

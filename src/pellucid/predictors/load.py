@@ -31,7 +31,7 @@ def load_predictor(
     """
     run = Path(run)
     check_loader(run, "load_predictor")
-    recipe, tokenizer = read_predictor_recipe(run), load_tokenizer(run)
+    recipe, tokenizer = read_predictor_recipe(run), load_tokenizer(run).bare()
     if recipe.kind == "ngram":
         if checkpoint not in ("best", "last"):
             raise CheckpointError(f"checkpoint {checkpoint!r}: an n-gram has no checkpoints, so leave it out")

@@ -61,11 +61,11 @@ def with_baselines(
         named = "this model does not come from a run" if run is None else f"{run} is no run"
         raise RecipeError(f"{named}, so there is no training text to count n-grams on: give the folder of a run")
     run = Path(run)
-    if load_tokenizer(run).hash != tokenizer.hash:
+    if (own := load_tokenizer(run)).ids_hash != tokenizer.ids_hash:
         raise RecipeError(f"{run} has another tokenizer than the model, so n-grams of its tokens do not compare")
     recipe = recipe_of(run)
     try:
-        tokens = tokens_of(run, recipe, tokenizer, progress)
+        tokens = tokens_of(run, recipe, own, progress)
     except DocumentError as error:
         raise DocumentError(f"n-grams are counted on the text of {run}, which cannot be read: {error}") from None
     inside = isinstance(tokens, PairTokens) or recipe.text.inside_documents == "yes"

@@ -82,7 +82,7 @@ class Predictor:
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise GenerationError(f"{name} = {value!r}: expected a whole number of at least {least}")
         seed = secrets.randbits(32) if seed is None else seed
-        encoded = [self.tokenizer.encode(text) or [self.tokenizer.separator] for text in texts]
+        encoded = [self.tokenizer.prompt_ids(self.tokenizer.encode(text)) for text in texts]
         rows = [SequenceState(k, sample, seed, tuple(ids)) for k, ids in enumerate(encoded) for sample in range(n)]
         sampling = Sampling(
             temperature=0.8 if temperature is None else temperature,
@@ -110,7 +110,7 @@ class Predictor:
         baselines: bool = False,
         progress: Progress | None = None,
     ) -> Score:
-        """How probable a text is, by itself or as the continuation of `prefix`; the separator is read first.
+        """How probable a text is, by itself or as the continuation of `prefix`; `Tokenizer.opening` is read first.
 
         text       a string; or the pathlib.Path of a file, which is read as training reads it
         reading    how such a file is read: its field, its format, its encoding
@@ -133,8 +133,9 @@ class Predictor:
         ids, border = self.tokenizer.encode(whole), len(self.tokenizer.encode(prefix.rstrip()))
         if len(ids) <= border:
             raise ScoringError("there is no token to score: give more text")
-        given = np.array([self.tokenizer.separator, *ids])
-        log_probs = self.log_probs(given)[border:]
+        opening = self.tokenizer.opening
+        given, start = np.array([*opening, *ids]), len(opening) + border
+        log_probs = self.log_probs(given)[start - 1 :]
         if np.isnan(log_probs).any():
             raise ScoringError(
                 f"token {border + int(np.isnan(log_probs).argmax())} of the text has a context that training did not "
@@ -142,7 +143,7 @@ class Predictor:
             )
         pieces = token_pieces(self.tokenizer, whole, ids)[border:]
         why = why_not_comparable(self.tokenizer, whole, ids, border)
-        return Score(ids[border:], pieces, log_probs, 1 + border, tuple(given[: 1 + border].tolist()), why)
+        return Score(ids[border:], pieces, log_probs, start, tuple(given[:start].tolist()), why)
 
     def log_probs(self, ids: np.ndarray) -> np.ndarray:
         """log P of each token after the first given those before it, nats, float64 [len(ids) - 1]."""

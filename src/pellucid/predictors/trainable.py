@@ -85,8 +85,19 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
         return {"architecture.json": self.recipe.model.to_dict(), **super().files()}
 
     def check_memory(self) -> None:
-        """Raise RecipeError for a batch whose logits, probabilities and gradients alone do not fit into memory."""
+        """Raise RecipeError for a batch whose logits, probabilities and gradients alone do not fit into memory, and for
+        a mixture whose n-gram could not be counted, or its share not be fitted, once the training is done.
+        """
         recipe = self.recipe
+        if recipe.mixture:
+            check_counting(len(self.part), recipe.mixture)
+            needed = (("train on", len(self.part), recipe.mixture), ("fit the share on", len(self.aside), 2))
+            for use, n, least in needed:
+                if n < least:
+                    raise RecipeError(
+                        f"mixture = {recipe.mixture}: there are {n:,} tokens to {use}, and {least} are needed: give "
+                        "more text, or a lower order"
+                    )
         need, have = 12 * recipe.train.batch * recipe.window * recipe.model.n_vocab, memory_bytes(self.device)
         if need > have:
             raise RecipeError(
@@ -169,17 +180,22 @@ def sample_predictor(
     return None if text is None else prompt + text
 
 
+def check_counting(n_tokens: int, order: int) -> None:
+    """Raise RecipeError where an n-gram of so many tokens could not be counted in this machine's memory."""
+    need, have = 8 * n_tokens + peak_bytes(n_tokens, order), memory_bytes(torch.device("cpu"))
+    if need > have:
+        raise RecipeError(
+            f"counting {n_tokens:,} tokens may take {need / 2**30:.1f} GiB and this machine has "
+            f"{have / 2**30:.1f} GiB: give less text, or a lower order"
+        )
+
+
 def count_part(part: Part, options: NGramOptions, poll: Callable[[], object] = lambda: None) -> NGram:
     """An n-gram of a part of the text; RecipeError, before anything is allocated, where it does not fit into memory.
 
     `poll` is called repeatedly and may raise.
     """
-    need, have = 8 * len(part) + peak_bytes(len(part), options.order), memory_bytes(torch.device("cpu"))
-    if need > have:
-        raise RecipeError(
-            f"counting {len(part):,} tokens may take {need / 2**30:.1f} GiB and this machine has "
-            f"{have / 2**30:.1f} GiB: give less text, or a lower order"
-        )
+    check_counting(len(part), options.order)
     ids, o = part.read(0, len(part)), options
     return NGram.train(ids, o.n_vocab, o.order, o.smoothing, alpha=o.alpha, separator=o.separator, poll=poll)
 

@@ -58,7 +58,7 @@ def mixed_with(transformer: Transformer, tokenizer: Tokenizer, other: Predictor,
             f"attention.mask = {a.attention.mask}{' with an encoder' if a.encoder else ''}: expected a transformer "
             "that predicts the next token from all before it"
         )
-    if tokenizer.hash != other.tokenizer.hash:
+    if tokenizer.ids_hash != other.tokenizer.ids_hash:
         raise PredictorError(
             f"the transformer's tokenizer ({tokenizer.n_vocab:,} ids) is not the n-gram's "
             f"({other.tokenizer.n_vocab:,}): train both on the same text with the same --tokenizer and --vocabulary"

@@ -111,6 +111,8 @@ class Trainable(Startable[RecipeT]):
     unit = "token"
     #: what the run reads, in an error
     input_name = "text"
+    #: what helps a model that overfits
+    remedies = "more text or a smaller model"
     #: whether a new run can start from the weights of this one (--from)
     can_start_from = False
     #: the phase of `finish`

@@ -407,7 +407,7 @@ class Trainer(Generic[RecipeT]):
                 + ("" if compared else f". They are too few to compare: the checkpoint of step {kept} stays the best")
             )
         self.curve.see(row)
-        if warning := self.curve.warning():
+        if warning := self.curve.warning(self.trainable.unit, self.trainable.remedies):
             self.metrics.write(said := {"step": self.step, "warning": warning})
             self.curve.see(said)
             self.reporter.note(f"warning: {warning}")

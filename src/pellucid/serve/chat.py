@@ -40,6 +40,7 @@ class ChatBody(SamplingBody):
         "echo": (False,),
         "best_of": (1,),
         "source": (),
+        "add_special_tokens": (False,),
         "chat_template": (),
         "chat_template_kwargs": ({},),
         "documents": ([],),

@@ -25,7 +25,11 @@ from pellucid.serve.served import ServedModel
 class EmbeddingBody(Body):
     """The body of the request. `pooling` is how the vectors of a text's tokens become one."""
 
-    refused: ClassVar[dict[str, tuple[Any, ...]]] = {"edits": ([],), "truncate_prompt_tokens": ()}
+    refused: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "edits": ([],),
+        "truncate_prompt_tokens": (),
+        "add_special_tokens": (True,),
+    }
 
     model: str | None = None
     input: Prompts = Field(min_length=1)

@@ -123,6 +123,7 @@ class SamplingBody(Body):
         "allowed_token_ids": (),
         "bad_words": ([],),
         "logits_processors": ([],),
+        "add_special_tokens": (True,),
         "repeat_penalty": (1, 1.0),
         "xtc_probability": (0, 0.0),
         "dry_multiplier": (0, 0.0),

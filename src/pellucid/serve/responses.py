@@ -43,6 +43,10 @@ class ResponsesBody(SamplingBody):
         "prompt": (),
         "max_tool_calls": (),
         "n": (1,),
+        "best_of": (1,),
+        "echo": (False,),
+        "source": (),
+        "add_special_tokens": (False,),
         "text": ({}, PLAIN_TEXT, PLAIN_TEXT | {"verbosity": "medium"}),
         "truncation": ("disabled",),
     }

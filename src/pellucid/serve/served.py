@@ -59,8 +59,8 @@ class ServedModel:
         return isinstance(self.engine, EncoderDecoderEngine)
 
     def describe(self) -> dict[str, Any]:
-        """OpenAI's model object; `meta` as llama.cpp's server gives it."""
-        meta = {"n_vocab": self.engine.n_vocab, "n_ctx_train": self.engine.n_ctx}
+        """OpenAI's model object; `meta` as llama.cpp's server gives it, and whether an encoder reads a source."""
+        meta = {"n_vocab": self.engine.n_vocab, "n_ctx_train": self.engine.n_ctx, "reads_source": self.reads_sources}
         if (a := self.architecture) is not None:
             meta |= {"n_embd": a.d_model, "n_params": count_parameters(a)["total"]}
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "pellucid", "meta": meta}
@@ -74,16 +74,19 @@ class ServedModel:
 
         Raises ValueError for ids that this model does not know.
         """
-        tokenizer, a = self.tokenizer, self.architecture
+        tokenizer = self.tokenizer
         if not isinstance(prompt, str):
             self.check_ids(prompt)
             return list(prompt) or self.encode("")
         ids = tokenizer.encode(prompt)
-        if a is None:  # a predictor is trained here, on texts that begin with the separator
-            return ids or [tokenizer.separator]
-        if a.attention.mask == "bidirectional":
+        if self.is_masked:
             return tokenizer.masked_ids(ids) or [tokenizer.separator]
         return tokenizer.prompt_ids(ids)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether every position of the network reads both sides."""
+        return self.architecture is not None and self.architecture.attention.mask == "bidirectional"
 
     def targets(self, prompt: Any) -> list[list[int]]:
         """Beginnings of an encoder-decoder's targets: the start token, and what is to follow it."""

@@ -30,7 +30,8 @@ def tokenized(model: ServedModel, body: TokenizeBody) -> dict[str, Any]:
     special = model.tokenizer.special.get(body.prompt)
     tokens = model.tokenizer.encode(body.prompt) if special is None else [special]
     if body.add_special_tokens:
-        tokens = [*model.tokenizer.opening, *tokens]
+        closing = model.tokenizer.after if model.is_masked else ()
+        tokens = [*model.tokenizer.opening, *tokens, *closing]
     return {"tokens": tokens, "count": len(tokens), "max_model_len": model.engine.n_ctx}
 
 

@@ -29,6 +29,15 @@ def read_recipe(run: Path) -> Recipe:
 BaseWeights = Callable[[Recipe], Mapping[str, Tensor]]
 
 
+def as_trained(tokenizer: Tokenizer, recipe: Recipe) -> Tokenizer:
+    """The tokenizer as the network of a run reads texts.
+
+    What another project's tokenizer puts beside a text is left out if the run started from no model, because training
+    never showed it. Encoder-decoders end their sources with it.
+    """
+    return tokenizer if recipe.base is not None or recipe.model.encoder is not None else tokenizer.bare()
+
+
 def load_run(
     run: Path,
     checkpoint: str,

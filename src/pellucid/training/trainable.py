@@ -52,7 +52,7 @@ from pellucid.training.counted_weights import counted_weights, resolve_first_wei
 from pellucid.training.data import make_data
 from pellucid.training.expert_use import ExpertUse
 from pellucid.training.few_layers import few_layers, network_to_time
-from pellucid.training.load import keep_first
+from pellucid.training.load import as_trained, keep_first
 from pellucid.training.memory import check_memory, passes_that_fit
 from pellucid.training.objectives import MicroBatch, autocast, losses_and_hits, with_dropout_by_sample
 from pellucid.training.recipe import Recipe, TextRecipeT
@@ -161,6 +161,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
 
     network: Transformer
     can_start_from = True
+    remedies = "more text, dropout or a smaller model"
 
     def __init__(
         self,
@@ -346,8 +347,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
     def sample(self, seed: int, phase: Phase) -> str | None:
         assert self.sampler is not None
         prompt = self.recipe.train.sample_prompt
-        # a new network never reads what another project's tokenizer puts beside a text
-        tokenizer = self.tokenizer.bare() if self.recipe.base is None else self.tokenizer
+        tokenizer = as_trained(self.tokenizer, self.recipe)
         if isinstance(self.tokens, ConversationTokens):
             return self.sampler(self.network, tokenizer, prompt, seed, phase, self.tokens.template)
         return self.sampler(self.network, tokenizer, prompt, seed, phase)

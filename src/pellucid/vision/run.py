@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pellucid.model.weights import check_finite, load_state
-from pellucid.runs.checkpoint import best_step, load_checkpoint, sentence_on_steps
+from pellucid.runs.checkpoint import named_checkpoint
 from pellucid.runs.device import resolve_device
 from pellucid.runs.live_reporter import make_reporter
 from pellucid.runs.options import RecipeError
@@ -17,7 +17,7 @@ from pellucid.runs.reporter import QuietReporter
 from pellucid.training.kinds import check_loader
 from pellucid.vision.data import read_images
 from pellucid.vision.learning import check_labels, class_log_probs, classify
-from pellucid.vision.network import ImageClassifier, ImagesError
+from pellucid.vision.network import ImageClassifier
 from pellucid.vision.recipe import KIND, ImageRecipe, make_image_recipe
 from pellucid.vision.trainable import ImageTrainable
 
@@ -119,10 +119,7 @@ def load_images(
     run_dir = Path(run)
     check_loader(run_dir, "load_images")
     recipe = ImageRecipe.read(run_dir)
-    step = int(checkpoint) if checkpoint.isdigit() else best_step(run_dir) if checkpoint == "best" else None
-    if not checkpoint.isdigit() and checkpoint not in ("best", "last"):
-        raise ImagesError(f"checkpoint {checkpoint!r}: {sentence_on_steps(run_dir)}")
-    loaded, _ = load_checkpoint(run_dir, step)
+    loaded = named_checkpoint(run_dir, checkpoint)
     network, where = recipe.build(), f"{run_dir}, step {loaded.step}"
     load_state(network, loaded.weights, where)
     check_finite(network, where, allow_nan)

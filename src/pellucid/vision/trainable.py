@@ -107,6 +107,7 @@ class ImageTrainable(Trainable[ImageRecipe]):
     network: ImageClassifier
     unit = "image"
     input_name = "images"
+    remedies = "more images or a smaller model"
 
     def __init__(self, recipe: ImageRecipe):
         self.recipe = recipe

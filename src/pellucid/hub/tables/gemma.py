@@ -5,7 +5,7 @@ from typing import Any
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import Entries, FamilyError, shown
 from pellucid.hub.tables.llama import ALL_OR_NONE, IGNORED, LLAMA_OPTIONS, ROWS, SIZES, alternating
-from pellucid.hub.tables.rotary import EVEN, OF_OTHERS, check_flat, rotary, scaling, scaling_to
+from pellucid.hub.tables.rotary import EVEN, NESTED, OF_OTHERS, check_flat, rotary, scaling, scaling_to
 from pellucid.hub.tables.rows import ACTIVATIONS, TIED, ConfigField, Derived, Family, TensorRow
 
 GEMMA_OPTIONS = LLAMA_OPTIONS | {"norm.gain": "1+g", "embed_scale": "sqrt(d_model)", "mlp.bias": "none"}
@@ -131,6 +131,13 @@ def two_bases(
             raise FamilyError(f"{ROPE} and rope_scaling in config.json are one entry: keep one")
         global_path = "rope_scaling"  # as the files on the hub have it
         check_flat(entries.raw(global_path), global_path)
+        older = entries.raw(f"{global_path}.type", "default")
+        if older != "default" and entries.raw(f"{global_path}.rope_type") is None:
+            raise FamilyError(
+                f"{global_path}.type = {shown(older)} in config.json: transformers does not read this older name in "
+                "models of this family, and scales nothing: call it rope_type, or leave rope_scaling out if the model "
+                "was trained without it"
+            )
     for path in (global_path, local):
         if entries.number(f"{path}.partial_rotary_factor|partial_rotary_factor", 1.0, 1.0) != 1:
             raise FamilyError(f"{path}.partial_rotary_factor in config.json: models of this family rotate whole heads")
@@ -139,7 +146,8 @@ def two_bases(
     base = entries.number(f"{global_path}.rope_theta", entries.number(entry, default, above=0), above=0)
     outside = entries.number(local_entry, local_default, above=0) if local_entry else local_default
     local_base = entries.number(f"{local}.rope_theta", outside)
-    values = scaling(entries, global_path) | {"positions.base": base, "positions.local_base": local_base}
+    bases = {"positions.base": base, "positions.local_base": local_base}
+    values = scaling(entries, global_path, nested=True) | bases
     # dynamic scales nothing in the context that a file has
     same = base == local_base and values["positions.scaling"] in ("none", "dynamic")
     return values | ({"positions.local_base": 0.0} if same else {})
@@ -244,6 +252,6 @@ GEMMA3 = Family(
     body="Gemma3TextModel",
     rows=SANDWICH_ROWS,
     ignored=IGNORED,
-    limits=EVEN,
+    limits=NESTED,
     writes=WRITTEN,
 )

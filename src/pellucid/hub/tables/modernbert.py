@@ -7,7 +7,7 @@ from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import Entries, FamilyError, shown
 from pellucid.hub.tables.gemma import two_bases, two_entries
 from pellucid.hub.tables.llama import ALL_OR_NONE, IGNORED, alternating
-from pellucid.hub.tables.rotary import EVEN
+from pellucid.hub.tables.rotary import NESTED
 from pellucid.hub.tables.rows import ACTIVATIONS, QKV, TIED, ConfigField, Derived, Family, TensorRow
 
 #: (classifier_bias, decoder_bias) -> which of the readout's maps have a bias
@@ -134,5 +134,5 @@ MODERNBERT = Family(
         TensorRow("decoder", "unembed"),
     ),
     ignored=IGNORED,
-    limits=EVEN,
+    limits=NESTED,
 )

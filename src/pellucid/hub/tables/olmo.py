@@ -19,7 +19,7 @@ from pellucid.hub.tables.llama import (
     with_defaults,
     without,
 )
-from pellucid.hub.tables.rotary import EVEN, rotary
+from pellucid.hub.tables.rotary import EVEN, NESTED, rotary
 from pellucid.hub.tables.rows import ConfigField, Derived, Family, visible_windows
 
 #: a norm divides by the deviation and stores nothing
@@ -62,5 +62,5 @@ OLMO3 = dataclasses.replace(
         # rope_theta outside the object is the base of the layers without a window alone
         Derived(lambda entries: two_bases(entries, 500_000.0, 500_000.0, ""), two_entries),
     ),
-    limits={"positions.scaling": windows_unscaled, **EVEN},
+    limits={"positions.scaling": windows_unscaled, **NESTED},
 )

@@ -77,7 +77,10 @@ def rotary(
         path = "rope_scaling" if entries.raw("rope_scaling") else "rope_parameters"
         check_flat(entries.raw(path), path)
         usual = 1.0 if fraction is None else fraction
-        part = entries.number(f"{path}.partial_rotary_factor", entries.number(share, usual, usual))
+        inside = f"{path}.partial_rotary_factor"
+        # null is not the default share: some of their classes rotate whole heads then, the others fail
+        null = usual if usual == 1 or entries.has(inside) else REFUSED
+        part = entries.number(inside, entries.number(share, usual, null))
         if fraction is None and part != 1:
             raise FamilyError(
                 f"partial_rotary_factor = {shown(part)} in config.json: models of this family rotate whole heads"
@@ -97,12 +100,16 @@ def rotary(
     return Derived(read, write)
 
 
-def scaling(entries: Entries, path: str, trained: Trained | None = None) -> dict[str, Any]:
-    """The scaling for longer texts in the object at this path, and n_ctx where a context is shorter than the file's."""
+def scaling(entries: Entries, path: str, trained: Trained | None = None, nested: bool = False) -> dict[str, Any]:
+    """The scaling for longer texts in the object at this path, and n_ctx where a context is shorter than the file's.
+
+    `nested` says that their class has an object for each kind of layer.
+    """
     trained = trained or Trained()
     kind = trained.kinds[entries.choice(f"{path}.rope_type|{path}.type", "default", trained.kinds)]
-    # transformers prefers an entry outside the object
+    # transformers prefers an entry outside the object, which it does not read beside nested ones
     outside = entries.raw("original_max_position_embeddings", trained.default)
+    outside = None if nested else outside
     longest = entries.raw("max_position_embeddings")
     n_trained = longest if outside is None else outside
     entries.asked.update(f"{path}.{name}" for name in OF_OTHERS)
@@ -120,6 +127,11 @@ def scaling(entries: Entries, path: str, trained: Trained | None = None) -> dict
             )
         elif name == "truncate":
             values[ours] = "whole" if entries.flag(f"{path}.{name}", True) else "exact"
+            if nested and values[ours] == "exact":
+                raise FamilyError(
+                    f"{path}.{name} = false in config.json: transformers does not read it in models of this family, "
+                    "whose bounds are always whole: expected true, or no such entry"
+                )
         elif name in ("short_factor", "long_factor"):
             values[ours] = entries.numbers(f"{path}.{name}")
         elif kind == "longrope" and entries.raw(f"{path}.{name}") is None:
@@ -200,5 +212,12 @@ def is_even(a: Architecture) -> bool:
     return a.positions.kind != "rotary" or int(a.d_head * a.positions.fraction) % 2 == 0
 
 
+def has_whole_bounds(a: Architecture) -> bool:
+    """Whether no bounds of yarn are exact: transformers reads truncate in no nested object."""
+    return a.positions.scaling != "yarn" or a.positions.yarn_bounds == "whole"
+
+
 #: some families' tables have one coordinate more than is rotated, for whole heads or for a part of each
 EVEN, EVEN_PART = {"attention.d_head": is_even}, {"positions.fraction": is_even}
+#: of families with an object for each kind of layer, which rotate whole heads
+NESTED = {**EVEN, "positions.yarn_bounds": has_whole_bounds}

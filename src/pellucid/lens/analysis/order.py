@@ -58,6 +58,7 @@ def without_order(network: Transformer, *, positions: bool = True, mask: bool = 
 def reorder(trace: Recording, order: list[int], *, positions: bool = True, mask: bool = True) -> Reordering:
     """Run the tokens of the trace's one row in two orders, through the network or through it `without_order`.
 
+    Without the edits of the trace: an edit of a position would meet another token in the other order.
     Raises InputError for an order that is no permutation, and for models that read a source.
     """
     n = trace.inputs.lengths[0]

@@ -62,11 +62,11 @@ export async function getNpz(path, signal) {
   return arrays;
 }
 
-/** The trace of a prompt {text, ids, source, bos, checkpoint, edits}. */
+/** The trace of a prompt {text, ids, source, bos, checkpoint, edits}, with that text. */
 export async function getTrace(prompt, signal) {
   const trace = await postJson("api/trace", prompt, signal);
   prompts.set(trace.id, prompt);
-  return trace;
+  return { ...trace, text: prompt.text };
 }
 
 /** The objects of a streamed answer, one by one: for await (const cell of postLines(path, body, signal)). */
@@ -128,9 +128,13 @@ export function useJson(path, query) {
 }
 
 /** What `fold(value, line)` makes of the lines of an answer, shown after each of them; a GET where `body` is null. */
-export const useLines = (path, body, fold, deps) => useLoad(path ? async (signal, show) => {
-  let value = null;
-  show(value);
-  for await (const line of postLines(path, body, signal)) show((value = fold(value, line)));
-  return value;
-} : null, deps);
+export function useLines(path, body, fold, deps) {
+  // the lines of an earlier question are not kept: they belong to another trace, or another choice
+  const asked = JSON.stringify(deps), load = useLoad(path ? async (signal, show) => {
+    let value = null;
+    show({ asked, value });
+    for await (const line of postLines(path, body, signal)) show({ asked, value: (value = fold(value, line)) });
+    return { asked, value };
+  } : null, deps);
+  return { ...load, value: load.value?.asked === asked ? load.value.value : null };
+}

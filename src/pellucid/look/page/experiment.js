@@ -29,7 +29,7 @@ function Page({ view, set, model, a, b }) {
   const metric = metricOf(view, own, other);
   const asked = { a: textA, b: view.b, source, bos: view.bos, checkpoint: view.checkpoint, metric };
   const shared = { view, set, model, a: own, b: other, asked, textA, sourceB, apart };
-  return html`<${Measure} ...${shared} /><${Patching} ...${shared} /><${Ablation} ...${shared} /><${Steering} ...${shared} /><${SideBySide} ...${shared} /><${EditList} ...${shared} />`;
+  return html`<${Measure} ...${shared} /><${Patching} ...${shared} /><${Ablation} ...${shared} /><${Steering} ...${shared} /><${SideBySide} key=${JSON.stringify([bare, view.edits])} ...${shared} /><${EditList} ...${shared} />`;
 }
 
 /** The likeliest next tokens of both prompts, each once. */
@@ -73,12 +73,12 @@ function PickToken({ label, value, tokens, onPick }) {
 /** The most places that are computed exactly without being asked for. */
 const MOST_EXACT = 3000;
 
-/** Estimates of all places, which the exact values overwrite as they come. */
+/** Estimates of all places, where there are any, which the exact values overwrite as they come. */
 function foldPatching(value, line) {
   if (line.kind === "start") {
     const rows = line.heads ? line.layers.flatMap((layer) => Array.from({ length: line.heads }, (_, head) => [layer, head])) : line.layers.map((layer) => [layer, null]);
-    const columns = line.tokens.length, estimate = new Float64Array(rows.length * columns);
-    line.estimate.forEach((positions, l) => positions.forEach((x, p) => (line.heads ? x : [x]).forEach((y, h) => { estimate[((line.heads || 1) * l + h) * columns + p] = y ?? NaN; })));
+    const columns = line.tokens.length, estimate = new Float64Array(rows.length * columns).fill(NaN);
+    line.estimate?.forEach((positions, l) => positions.forEach((x, p) => (line.heads ? x : [x]).forEach((y, h) => { estimate[((line.heads || 1) * l + h) * columns + p] = y ?? NaN; })));
     return { ...line, rows, columns, estimate, values: estimate.slice(), exact: new Uint8Array(estimate.length), done: 0, total: estimate.length, end: null };
   }
   if (line.kind === "end") return { ...value, end: line };
@@ -91,7 +91,7 @@ function Patching({ view, set, model, a, b, asked, sourceB, apart }) {
   const alike = b && a.n === b.n, size = a.n * model.n_layers * (view.site.startsWith("attn.") ? model.n_heads : 1), [wanted, want] = useState("");
   const question = JSON.stringify([asked, view.site]), exact = size <= MOST_EXACT || wanted === question, body = alike ? { ...asked, site: view.site, exact, ...(apart ? { source_b: sourceB } : {}) } : null;
   const run = useLines(body && "api/experiment/patch", body, foldPatching, [JSON.stringify(body)]);
-  const got = run.value;
+  const got = run.value, kl = asked.metric.kind === "kl";
   const share = useMemo(() => got && shares(got), [got]);
   const add = (r, p) => {
     const [layer, head] = got.rows[r], edit = { op: "resample", name: `blocks.${layer}.${got.site}`, pos: [p], value: runOf(view, sourceB) };
@@ -101,21 +101,23 @@ function Patching({ view, set, model, a, b, asked, sourceB, apart }) {
   const name = (r) => (got.rows[r][1] === null ? `block ${got.rows[r][0]}` : `${got.rows[r][0]}.${got.rows[r][1]}`);
   const describe = (r, p) => {
     const k = r * got.columns + p;
-    return html`${name(r)} at ${p}, ${marked(got.tokens[p])}: <${Num} name="patch.cell" value=${got.values[k]} /> ${got.exact[k] ? "exact" : "estimated"}${share.flat ? "" : html`, ${three(share.values[k])} of the way to B`}${got.exact[k] ? html`; the estimate was <${Num} name="patch.estimate" value=${got.estimate[k]} />` : ""}`;
+    const where = `${name(r)} at ${p}, ${marked(got.tokens[p])}: `;
+    if (kl && !got.exact[k]) return `${where}not computed yet`;
+    return html`${where}<${Num} name="patch.cell" value=${got.values[k]} /> ${got.exact[k] ? "exact" : "estimated"}${share.flat ? "" : html`, ${three(share.values[k])} of the way to B`}${got.exact[k] && !kl ? html`; the estimate was <${Num} name="patch.estimate" value=${got.estimate[k]} />` : ""}`;
   };
   return html`<${Panel} title="Patching: what makes the difference between A and B?" code=${got?.code} id="patching"
       not="parts that act only together: one place is replaced at a time. A place with 0 may still matter beside another.">
     ${!b ? html`<p>Write a second prompt above (\u201cCompare with a second prompt\u201d) that differs from the first in one thing, with as many tokens. Its values are then put into the run of the first, one place at a time.</p>
       ${asked.a === "Rome is the capital of" ? html`<p><button type="button" class="act" onClick=${() => set({ b: "Paris is the capital of" })}>Use \u201cParis is the capital of\u201d</button></p>` : null}` : html`
-    <p class="quiet">The run of prompt A is repeated with what prompt B has at one place. <${Term} t="attribution patching">Estimates<//> come at once; <${Term} t="activation patching">exact values<//> replace them as they are computed. A click on a place makes it an edit.</p>
+    <p class="quiet">The run of prompt A is repeated with what prompt B has at one place. ${kl ? html`KL has slope 0 at run A, so it cannot be estimated: only <${Term} t="activation patching">exact values<//> are shown.` : html`<${Term} t="attribution patching">Estimates<//> come at once; <${Term} t="activation patching">exact values<//> replace them as they are computed.`} A click on a place makes it an edit.</p>
     <div class="row"><${Choice} label="What is replaced" value=${view.site} options=${SITES} onChange=${(site) => set({ site })} /></div>
     ${alike ? null : html`<p class="error" role="alert">Prompt A has ${a.n} tokens and prompt B has ${b.n}: write them so that they have equally many (the boxes under the prompts are the tokens).</p>`}
-    ${got ? html`<p>${got.metric}: A <${Num} name="patch.own" value=${got.own} />, B <${Num} name="patch.other" value=${got.other} />. ${" "}<span class="quiet" aria-live="polite" data-done=${got.done} data-total=${got.total}>${!exact ? html`estimates; <button type="button" class="act small" onClick=${() => want(question)}>compute all ${got.total} exactly</button>` : got.done < got.total ? `exact values: ${got.done} of ${got.total} places \u2026 ${run.seconds.toFixed(1)} s` : "all values are exact"}${got.end ? html`; the estimates correlate with them at <${Num} name="patch.correlation" value=${got.end.correlation} />` : ""}</span></p>
+    ${got ? html`<p>${got.metric}: A <${Num} name="patch.own" value=${got.own} />, B <${Num} name="patch.other" value=${got.other} />. ${" "}<span class="quiet" aria-live="polite" data-done=${got.done} data-total=${got.total}>${!exact ? html`${kl ? "" : "estimates; "}<button type="button" class="act small" onClick=${() => want(question)}>compute all ${got.total} exactly</button>` : got.done < got.total ? `exact values: ${got.done} of ${got.total} places \u2026 ${run.seconds.toFixed(1)} s` : "all values are exact"}${got.end && !kl ? html`; the estimates correlate with them at <${Num} name="patch.correlation" value=${got.end.correlation} />` : ""}</span></p>
       <p>${share.flat ? "A and B have the same value, so the change itself is shown " : "The share of the way from A to B "}<${Scale} low=${three(-share.most)} high=${three(share.most)} ramp="signed" /></p>
       <${Matrix} values=${share.values} rows=${got.rows.length} columns=${got.columns} ramp="signed" high=${share.most} label="patching" describe=${describe} onSelect=${add}
         rowNames=${got.rows.map((_, r) => name(r))} columnNames=${got.tokens.map(marked)} biggest=${44} rings=${share.rings} />
       <${Failed} of=${run} />
-      ${share.rings.length ? html`<p class="quiet">Ringed: the estimate is wrong by more than a quarter of the way.</p>` : null}` : alike ? html`<${Waiting} of=${run} what="estimating all places" />` : null}`}
+      ${share.rings.length ? html`<p class="quiet">Ringed: the estimate is wrong by more than a quarter of the way.</p>` : null}` : alike ? html`<${Waiting} of=${run} what=${kl ? "running both prompts" : "estimating all places"} />` : null}`}
   <//>`;
 }
 
@@ -174,6 +176,14 @@ const steeringPoints = (model) => model.tensors.map((tensor) => tensor.name).fil
 
 const foldSteering = (value, line) => (line.kind === "start" ? { ...line, points: [] } : { ...value, points: [...value.points, line] });
 
+/** A field for a text, which keeps what is typed until Enter, or until it is left. */
+function TextField({ label, value, onChange }) {
+  const [typed, type] = useState(value);
+  useEffect(() => type(value), [value]);
+  const send = () => { onChange(typed); if (!typed) type(value); };
+  return html`<label class="field">${label} <input type="text" value=${typed} onInput=${(event) => type(event.target.value)} onChange=${send} /></label>`;
+}
+
 function Steering({ view, set, model, asked, textA }) {
   const points = steeringPoints(model), at = points.includes(view.steer) ? view.steer : `blocks.${Math.floor(model.n_layers / 2)}.resid_pre`;
   const towards = view.towards || view.b, away = view.away || textA;
@@ -181,8 +191,8 @@ function Steering({ view, set, model, asked, textA }) {
   const run = useLines(body && "api/experiment/steer", body, foldSteering, [JSON.stringify(body)]);
   const got = run.value, point = got?.points.find((one) => one.factor === view.factor);
   const add = () => set({ edits: [...view.edits, { op: "add", name: at, factor: view.factor, value: { towards, away, pos: where } }] });
-  const field = (name, value, label) => html`<label class="field">${label} <input type="text" value=${value} onChange=${(event) => set({ [name]: event.target.value })} /></label>`;
-  return html`<${Panel} title="Steering: push the stream in a direction" code=${got?.code} id="steering" not="whether the model uses this direction by itself; only what happens when it is added at every position.">
+  const field = (name, value, label) => html`<${TextField} label=${label} value=${value} onChange=${(text) => set({ [name]: text })} />`;
+  return html`<${Panel} title="Steering: push the stream in a direction" code=${point?.code} id="steering" not="whether the model uses this direction by itself; only what happens when it is added at every position.">
     <p class="quiet">The direction is the stream of one text less that of another. A multiple of it is added at every position of prompt A.</p>
     <div class="row">${field("towards", towards, "towards")}${field("away", away, "away from")}<label class="field">at <select value=${at} onChange=${(event) => set({ steer: event.target.value })}>${points.map((name) => html`<option value=${name}>${name}</option>`)}</select></label>
       <${Choice} label="Taken at" value=${where === "mean" ? "mean" : "last"} options=${{ mean: "mean of all tokens", last: "last token" }} onChange=${(from) => set({ from })} /></div>
@@ -234,7 +244,7 @@ function SideBySide({ view, set, model, asked, textA }) {
 
 function EditList({ view, set, asked, textA }) {
   const [written, write] = useState(null), [error, fail] = useState(null);
-  useEffect(() => { write(null); fail(null); }, [JSON.stringify(view.edits), view.checkpoint, textA]);
+  useEffect(() => { write(null); fail(null); }, [JSON.stringify(view.edits), view.checkpoint, view.bos, asked.source, textA]);
   if (!view.edits.length) return null;
   const body = { text: textA, source: asked.source, bos: view.bos, checkpoint: view.checkpoint, edits: view.edits };
   const load = () => postJson("api/experiment/edits", body).then(write, fail);

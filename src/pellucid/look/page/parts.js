@@ -37,10 +37,10 @@ export function explainTerms() {
   document.addEventListener("keydown", (event) => event.key === "Escape" && close());
 }
 
-/** A token in its box; white space is made visible. */
+/** A token in its box; white space is made visible. A text that is not there yet is empty. */
 export function Token({ text, special, onClick, selected, title, style }) {
   const ref = useRef();
-  useEffect(() => { ref.current.replaceChildren(...(special ? [text] : spelled(text))); }, [text, special]);
+  useEffect(() => { ref.current.replaceChildren(...(special ? [text ?? ""] : spelled(text ?? ""))); }, [text, special]);
   const classes = `chip${special ? " special" : ""}`;
   return onClick
     ? html`<button ref=${ref} class=${classes} dir="auto" type="button" aria-pressed=${selected ? "true" : "false"} onClick=${onClick} title=${title} style=${style}></button>`

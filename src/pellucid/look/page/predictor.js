@@ -21,16 +21,17 @@ function Page({ view, set, model, a, pos }) {
     <${Waiting} of=${column} what="listing the steps" />
     ${(column.value?.parts ?? []).map((part) => html`<${Part} key=${part.name} part=${part} definitions=${column.value.definitions} code=${`from pellucid.look.predictor_steps import step_numbers\n\nnumbers = step_numbers(trace, "${part.name}", ${pos})`} ...${shared} />`)}
     <${Waiting} of=${levels} />
-    ${(levels.value?.levels ?? []).map((level) => html`<${Level} key=${level.name} level=${level} definition=${levels.value.definitions[level.definition]} at=${`${a.id}/${pos}`} />`)}
+    ${(levels.value?.levels ?? []).map((level) => html`<${Level} key=${level.name} level=${level} definition=${levels.value.definitions[level.definition]} trace=${a.code} at=${`${a.id}/${pos}`} />`)}
     <${Sampling} view=${view} set=${set} a=${a} pos=${pos} model=${model} />
   </div>`;
 }
 
-/** What follows a context of one length: its counts, what they say, and what the shorter context adds. */
-function Level({ level, definition, at }) {
+/** What follows a context of one length: its counts, what they say, and what the shorter context adds; `trace` is code. */
+function Level({ level, definition, trace, at }) {
+  const code = `${trace}\n${level.code}`;
   const title = level.name === "mixture" ? "Network and n-gram mixed" : level.context.length ? `After ${level.context.length} token${level.context.length > 1 ? "s" : ""}` : "Without context";
   return html`<section class="panel part" data-part=${level.name} data-at=${at} aria-label=${title}>
-    <div class="head"><h2>${title} ${level.context.map((token) => html`<${Token} text=${token.text} special=${token.special} />`)}</h2><div class="tools"><${CopyButton} code=${level.code} /></div></div>
+    <div class="head"><h2>${title} ${level.context.map((token) => html`<${Token} text=${token.text} special=${token.special} />`)}</h2><div class="tools"><${CopyButton} code=${code} /></div></div>
     <${Equation} math=${level.math} />
     <p class="quiet">${level.facts.map((fact, k) => html`${k ? ", " : ""}${fact.label} = <${Num} name=${fact.name} value=${fact.value} />`)}. ${level.facts.some((fact) => fact.label.startsWith("D")) ? html`D is the <${Term} t="discount" />, N(h) how many tokens have the count, V the size of the vocabulary${level.columns[0] === "times" ? "" : "; counts are of the different tokens that stood before"}.` : ""}</p>
     ${level.reason ? html`<p>${level.reason}</p>` : null}
@@ -39,6 +40,6 @@ function Level({ level, definition, at }) {
         <td class="bitbar"><div class="track"><div class="fill" style=${{ left: 0, width: `${100 * row.values.at(-1)}%`, background: "var(--positive)" }}></div></div></td>
         ${row.values.map((x, k) => html`<td class="number"><span data-name=${`${level.name}.${row.token.id}.${k}`} data-value=${String(x)}>${k || level.name === "mixture" ? x === 0 ? "0" : percent(x) : x.toLocaleString("en")}</span></td>`)}</tr>`)}</tbody></table></div>` : null}
     ${level.rows.some((row) => row.follows) ? html`<p class="quiet">The marked row is the token that follows in the text.</p>` : null}
-    <details><summary class="quiet">definition</summary><${Source} definition=${definition} line=${level.line} code=${level.code} /></details>
+    <details><summary class="quiet">definition</summary><${Source} definition=${definition} line=${level.line} code=${code} /></details>
   </section>`;
 }

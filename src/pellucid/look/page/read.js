@@ -1,7 +1,7 @@
 // The page Read: the computation as one column of steps, from the text to the next token.
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
-import { getNpz, route, useJson, useLoad } from "./api.js";
+import { getJson, getNpz, route, useJson, useLoad } from "./api.js";
 import { marked, rampAt, readRamps } from "./common.js";
 import { Bars, largest } from "./charts.js";
 import { Matrix } from "./matrix.js";
@@ -154,7 +154,7 @@ function Row({ step, definition, tensor, view, set, model, a, pos, goTo }) {
       : html`<${Strip} name=${step.name} tensor=${tensor} head=${view.head} ramp=${last === "pattern" || last === "probs" ? "amount" : "signed"} high=${last === "pattern" ? 1 : null} onSelect=${select}
           rowName=${step.axes[0] === "g" ? "key-value head" : "head"} columnName=${overKeys ? "position" : last === "logits" || last === "probs" ? "token" : "coordinate"} />`}
       ${scores ? html`<${Product} name=${step.name} view=${view} set=${set} a=${a} pos=${pos} heads=${tensor.shape[0]} keys=${tensor.shape[1]} />` : null}</div>
-    ${shown ? html`<${Source} definition=${definition} line=${step.line} code=${step.code} />` : null}
+    ${shown ? html`<${Source} definition=${definition} line=${step.line} code=${`${a.code}\n${step.code}`} />` : null}
   </div>`;
 }
 
@@ -163,15 +163,16 @@ export function Source({ definition, line, code }) {
     <pre tabindex="0">${definition.lines.map((text, k) => html`<span class=${k === line ? "line here" : "line"}><span class="at">${definition.first + k}</span>${text}\n</span>`)}</pre></div>`;
 }
 
-/** One score as a sum of products, one step at a time. */
+/** One score as a sum of products, one step at a time; what an encoder reads has its own positions. */
 function Product({ name, view, set, a, pos, heads, keys }) {
   const head = Math.min(view.head, heads - 1), key = Math.min(view.read_key, keys - 1), [term, setTerm] = useState(null);
-  const product = useJson(`api/t/${a.id}/read/product`, { name, pos, head, key });
+  const read = name.startsWith("encoder.") ? a.source : a.tokens, query = Math.min(pos, read.length - 1);
+  const product = useJson(`api/t/${a.id}/read/product`, { name, pos: query, head, key });
   const value = product.value;
   if (product.error) return html`<p class="quiet">${product.error.message}</p>`;
   if (!value) return html`<${Waiting} of=${product} />`;
   const n = value.products.length, upTo = Math.min(term ?? n, n), sum = upTo === n ? value.sum : value.products.slice(0, upTo).reduce((s, x) => s + x, 0);
-  return html`<details class="product" data-product=${`${head}/${key}`}><summary>One score, term by term: head ${head}, from <${Token} text=${a.tokens[pos].text} /> to <${Token} text=${a.tokens[Math.min(key, a.n - 1)].text} /></summary>
+  return html`<details class="product" data-product=${`${head}/${key}`}><summary>One score, term by term: head ${head}, from <${Token} text=${read[query].text} /> to <${Token} text=${read[Math.min(key, read.length - 1)].text} /></summary>
     <p class="quiet">Click the strip above to choose a head and a position.</p>
     <${Slider} label="products added" value=${upTo} min=${0} max=${n} step=${1} said=${`${upTo} of ${n}`} onInput=${setTerm} />
     <div class="terms" tabindex="0"><table><thead><tr><th>${value.names[0]}</th>${value.left.map((x, k) => html`<td class=${k < upTo ? "" : "later"}>${three(x)}</td>`)}</tr>
@@ -184,9 +185,11 @@ function Product({ name, view, set, a, pos, heads, keys }) {
 
 export function Sampling({ view, set, a, pos, model }) {
   const asked = { pos, temperature: view.read_temperature, top_k: view.read_top_k, top_p: view.read_top_p, min_p: view.read_min_p, draw: view.read_draw };
-  const sample = useJson(`api/t/${a.id}/read/sample`, asked);
-  const value = sample.value, ngrams = useNgrams(view, a, pos);
-  return html`<${Panel} title=${model.masked ? "What could stand here" : "Choosing the next token"} id="sampling" code=${value?.code} not="how a whole text changes: these sliders change one step.">
+  const path = route(`api/t/${a.id}/read/sample`, asked), sample = useLoad((signal) => getJson(path, signal).then((found) => ({ ...found, path })), [path]);
+  const value = sample.value, ngrams = useNgrams(view, a, pos), prompt = view.a || model.example;
+  // what is drawn follows the end of this prompt, and of no other that is still being read
+  const follows = value?.path === path && a.text === prompt;
+  return html`<${Panel} title=${model.masked ? "What could stand here" : "Choosing the next token"} id="sampling" code=${value && `${a.code}\n${value.code}`} not="how a whole text changes: these sliders change one step.">
     <div class="row sliders">
       <${Slider} label=${html`<${Term} t="temperature" />`} value=${view.read_temperature} min=${0} max=${2} step=${0.05} onInput=${(read_temperature) => set({ read_temperature })} />
       <${Slider} label=${html`<${Term} t="top-k" />`} value=${view.read_top_k} min=${0} max=${Math.min(50, model.n_vocab)} step=${1} said=${view.read_top_k || "all"} onInput=${(read_top_k) => set({ read_top_k })} />
@@ -201,7 +204,7 @@ export function Sampling({ view, set, a, pos, model }) {
     </div>
     <div class="guesses"><${NgramBars} facts=${ngrams.facts} /></div>
     ${model.masked ? null : html`<p class="row">Drawn: <${Token} text=${value.drawn.text} /> <button type="button" class="act small" onClick=${() => set({ read_draw: view.read_draw + 1 })}>Draw again</button>
-      ${pos === a.n - 1 ? html`<button type="button" class="act small" onClick=${() => set({ a: `${view.a || model.example}${value.drawn.plain}`, pos: -1, read_draw: view.read_draw + 1 })} disabled=${!value.drawn.plain}>Write it behind the prompt</button>` : null}</p>`}` : null}
+      ${pos === a.n - 1 ? html`<button type="button" class="act small" onClick=${() => set({ a: prompt + value.drawn.plain, pos: -1, read_draw: view.read_draw + 1 })} disabled=${!value.drawn.plain || !follows}>Write it behind the prompt</button>` : null}</p>`}` : null}
   <//>`;
 }
 
@@ -210,7 +213,7 @@ function Kept({ set, a, pos }) {
   const step = useJson(`api/t/${a.id}/read/cache`, { pos }), value = step.value?.pos === pos || step.value?.reason ? step.value : null;
   const blocks = value?.blocks?.length, cells = useMemo(() => blocks && Float64Array.from({ length: blocks * a.n }, (_, c) => { const r = Math.floor(c / a.n), k = c % a.n; return k > pos ? NaN : k === pos ? 1 : k < value.blocks[r] ? 0.12 : 0.45; }), [value]);
   const said = (r, k) => `block ${r}, position ${k}: ${k > pos ? "not written yet" : k === pos ? "new: its query, key and value are computed now" : k < value.blocks[r] ? "kept, but outside the window of this block" : "kept: its key and value are read"}`;
-  return html`<${Panel} title="What is kept while a text is written" id="cache" code=${value?.code} not="the time that this saves: only the new column is computed, but it reads all that are kept.">
+  return html`<${Panel} title="What is kept while a text is written" id="cache" code=${value?.code && `${a.code}\n${value.code}`} not="the time that this saves: only the new column is computed, but it reads all that are kept.">
     <p>When a text is written token by token, the <${Term} t="cache">keys and values<//> of earlier positions never change, so they are kept. At the token <${Token} text=${a.tokens[pos].text} special=${a.tokens[pos].special} /> only one column is new.</p>
     <${Waiting} of=${step} what="reading with a cache" />
     ${value?.reason ? html`<p class="quiet">${value.reason}</p>` : value ? html`<${Matrix} name="cache" label="Kept and new columns: blocks in rows, positions in columns" values=${cells} rows=${blocks} columns=${a.n} high=${1} rowNames=${value.blocks.map((_, r) => `block ${r}`)} columnNames=${a.tokens.map((token) => marked(token.text))} biggest=${34} most=${1100} onSelect=${(_, k) => set({ pos: k })} describe=${said} />
@@ -220,11 +223,12 @@ function Kept({ set, a, pos }) {
 }
 
 function Order({ view, set, a }) {
-  const order = useJson(view.shuffle < 0 ? null : `api/t/${a.id}/read/order`, { seed: view.shuffle, positions: view.positions, mask: view.mask }), { value } = order;
-  return html`<${Panel} title="Does the order matter?" id="order" code=${value?.code} not="which part of the model uses the order: Attention shows where each head looks.">
+  const order = useJson(view.shuffle < 0 ? null : `api/t/${a.id}/read/order`, { seed: view.shuffle, positions: view.positions, mask: view.mask }), value = order.value?.order.length === a.n ? order.value : null;
+  return html`<${Panel} title="Does the order matter?" id="order" code=${value && `${a.code}\n${value.code}`} not="which part of the model uses the order: Attention shows where each head looks.">
     <p>A transformer reads a set of vectors. Only its <${Term} t="positions" /> and its <${Term} t="mask" /> tell it the order. Take both away, shuffle the tokens, and each token ends in exactly the same vector.</p>
     <div class="row"><button type="button" class="act small" onClick=${() => set({ shuffle: view.shuffle + 1 })}>${view.shuffle < 0 ? "Shuffle the tokens" : "Shuffle again"}</button>
       <${Toggle} label="with its positions" value=${view.positions} onChange=${(positions) => set({ positions })} /><${Toggle} label="with its mask" value=${view.mask} onChange=${(mask) => set({ mask })} /></div>
+    ${view.edits.length ? html`<p class="quiet">This panel reads the text without the edits above: an edit of a position would meet another token in the shuffled text.</p>` : null}
     <${Waiting} of=${order} />
     ${value ? html`<p class="chips">${value.order.map((k) => html`<${Token} text=${a.tokens[k].text} special=${a.tokens[k].special} />`)}</p>
       <p>How far each token's last vector moves, as a share of its length. ${value.largest < 1e-4 ? html`<b>Nothing moves: without positions and mask, order means nothing.</b>` : ""}</p>

@@ -75,8 +75,9 @@ function ThemeButton() {
 
 function Checkpoints({ view, model }) {
   if (model.steps.length < 2) return model.step === null || model.step === undefined ? null : html`<span class="quiet">step ${model.step}</span>`;
-  const steps = model.steps, at = Math.max(0, steps.indexOf(model.step));
-  return html`<label class="slider"><span>checkpoint <b>${model.step}</b></span><input type="range" min="0" max=${steps.length - 1} step="1" value=${at} onChange=${(event) => set({ checkpoint: String(steps[Number(event.target.value)]) })} /></label>`;
+  // the one that was asked for, which may still be loading
+  const steps = model.steps, step = view.checkpoint ? Number(view.checkpoint) : model.step, at = Math.max(0, steps.indexOf(step));
+  return html`<label class="slider"><span>checkpoint <b>${step}</b></span><input type="range" min="0" max=${steps.length - 1} step="1" value=${at} onChange=${(event) => set({ checkpoint: String(steps[Number(event.target.value)]) })} /></label>`;
 }
 
 function Prompts({ view, model, textA, a, b, pos }) {
@@ -91,7 +92,7 @@ function Prompts({ view, model, textA, a, b, pos }) {
       ${second
         ? html`<button type="button" class="act small" onClick=${() => { setSecond(false); set({ b: "", source_b: "" }); }}>Remove prompt B</button>`
         : html`<button type="button" class="act small" onClick=${() => setSecond(true)}>Compare with a second prompt</button>`}
-      <label class="toggle"><input type="checkbox" checked=${view.bos} onChange=${(event) => set({ bos: event.target.checked })} /> separator first</label>
+      ${model.begins_with ? html`<span class="quiet">Every prompt begins with <${Token} text=${model.begins_with} special=${true} /></span>` : html`<label class="toggle"><input type="checkbox" checked=${view.bos} onChange=${(event) => set({ bos: event.target.checked })} /> separator first</label>`}
       <${Edits} view=${view} a=${a.value} />
     </div>
   </section>`;
@@ -124,6 +125,7 @@ function useKeys(view, model, pos, n) {
   useEffect(() => {
     const press = (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, [role=slider]")) return;
+      if (event.key.startsWith("Arrow") && event.target.closest(".terms, pre")) return; // they are scrolled with the arrows
       const act = {
         ArrowLeft: () => pos > 0 && set({ pos: pos - 1 }),
         ArrowRight: () => pos < n - 1 && set({ pos: pos + 1 }),

@@ -114,18 +114,19 @@ function Logit({ view, set, a, pos }) {
     ${(panel) => {
       const rows = panel.parts.map((row) => ({ label: row.split ? open(0, row.label) : partName(row.label), value: row.value, selected: view.split[0] === row.label, name: `logit.${row.label}` }));
       if (order === "size") rows.sort((p, q) => Math.abs(q.value) - Math.abs(p.value));
-      return html`<p class="row figures"><span>${vs ? html`The logit of <${Token} text=${panel.token} /> less that of <${Token} text=${panel.vs} />` : html`The logit of <${Token} text=${panel.token} />`} after <${Token} text=${panel.tokens[panel.position]} /> at ${panel.position} is <${Num} name="logit.value" value=${panel.logit} />${panel.after_cap === null ? "" : html`, <${Num} name="logit.after_cap" value=${panel.after_cap} /> after the cap`}.</span></p>
+      return html`<p class="row figures"><span>${panel.vs !== null ? html`The logit of <${Token} text=${panel.token} /> less that of <${Token} text=${panel.vs} />` : html`The logit of <${Token} text=${panel.token} />`} after <${Token} text=${panel.tokens[panel.position]} /> at ${panel.position} is <${Num} name="logit.value" value=${panel.logit} />${panel.after_cap === null ? "" : html`, <${Num} name="logit.after_cap" value=${panel.after_cap} /> after the cap`}.</span></p>
         ${panel.note ? html`<${Quiet}>Exact, and to be read with this: ${panel.note}.<//>` : null}
         <div class="beside even"><${Waterfall} label="logit" total=${panel.total} rows=${rows} />
-          <div>${view.split.length ? view.split.map((label, depth) => html`<${Split} key=${label} ...${{ a, asked, label, view, depth, open, tokens: panel.tokens }} />`) : html`<${Quiet}>Choose an attention or an MLP to see which of its heads or neurons wrote, and a head to see from which token it read.<//>`}</div></div>`;
+          <div>${view.split.length ? view.split.map((label, depth) => html`<${Split} key=${label} ...${{ a, asked, label, view, depth, open }} />`) : html`<${Quiet}>Choose an attention or an MLP to see which of its heads or neurons wrote, and a head to see from which token it read.<//>`}</div></div>`;
     }}
   <//>`;
 }
 
-function Split({ a, asked, label, view, depth, open, tokens }) {
-  const part = useJson(`api/t/${a.id}/stream/logit/part`, { ...asked, label }), value = part.value, words = { head: "by head", source: "by the token that it read", neuron: "by neuron" };
-  const read = label.includes(".cross.") ? a.source.map((token) => token.text) : tokens;
-  const name = (row) => { const source = row.label.match(/ <- (\d+)$/)?.[1]; return row.split ? open(depth + 1, row.label) : source === undefined ? partName(row.label) : html`<${Token} text=${read[source]} /> ${source}`; };
+function Split({ a, asked, label, view, depth, open }) {
+  const path = route(`api/t/${a.id}/stream/logit/part`, { ...asked, label }), part = useLoad((signal) => getJson(path, signal).then((found) => ({ ...found, id: a.id })), [path]);
+  const value = part.value?.id === a.id ? part.value : null, words = { head: "by head", source: "by the token that it read", neuron: "by neuron", expert: "by expert" };
+  const read = label.includes(".cross.") ? a.source : a.tokens;
+  const name = (row) => { const source = row.label.match(/ <- (\d+)$/)?.[1]; return row.split ? open(depth + 1, row.label) : source === undefined ? partName(row.label) : html`<${Token} text=${read[source].text} special=${read[source].special} /> ${source}`; };
   return html`<section class="split" aria-label=${`${partName(label)} in parts`}><${Waiting} of=${part} what="splitting it" />
     ${value ? html`<div class="head"><h3>${partName(label)} ${words[value.by]}: <${Num} name=${`split.${label}`} value=${value.sum} /></h3><${CopyButton} code=${`${a.code}\n${value.code}`} /></div>
       <${Bars} label=${`Parts of ${label}`} rows=${value.parts.map((row) => ({ label: name(row), value: row.value, selected: view.split[depth + 1] === row.label, name: `split.${label}.${row.label}` }))} />` : null}</section>`;

@@ -91,7 +91,7 @@ function Guess({ a, pos, model, ngrams }) {
 function Written({ view, set, a }) {
   const written = useLines(view.written < 0 ? null : route(`api/t/${a.id}/tokens/written`, { seed: view.written }), null, foldLines, [a.id, view.written]);
   return html`<${Panel} title="Texts that they write" id="written" not="how good such texts are on average: the bits above measure that.">
-    <p>As Shannon did in 1948: each continues the prompt with tokens drawn from its own probabilities, knowing more and more of the context.</p>
+    <p>As Shannon did in 1948: each continues the prompt with tokens drawn from its own probabilities, knowing more and more of the context.${a.edits.length ? " The edits above act in this model's text alone." : ""}</p>
     <button type="button" class="act small" onClick=${() => set({ written: view.written + 1 })}>${view.written < 0 ? "Write" : "Write others"}</button>
     <${Progress} of=${written} />
     ${(written.value?.lines ?? []).map((line) => html`<div class="shannon">${line.reason ? html`<span class="quiet">${line.reason}</span>` : html`<h3>${["unigram", "bigram", "trigram"].includes(line.name) ? html`<${Term} t=${line.name} />` : line.name} <${CopyButton} code=${`${a.code}\n${line.code}`} /></h3><p dir="auto">${line.text}</p>`}</div>`)}

@@ -1,6 +1,6 @@
 // Fourteen cards that lead through the page Read, on the prompt that is there.
 
-import { html, useEffect } from "./preact.js";
+import { html, useEffect, useRef } from "./preact.js";
 
 /** Each card: a title, two or three sentences, and the end of the name of the step that it points to; the first that exists. */
 export const CARDS = [
@@ -30,14 +30,16 @@ const find = (steps, ends) => {
 
 export function Tour({ view, set, steps, goTo }) {
   const at = Math.min(CARDS.length, view.tour) - 1, [title, text, ends] = CARDS[at];
-  const last = at === 12 ? [...steps].reverse() : steps;
+  const last = at === 12 ? [...steps].reverse() : steps, card = useRef();
+  // the keyboard is on the card: when it opens, and when the button that was pressed is gone
+  useEffect(() => { if (!card.current.contains(document.activeElement)) card.current.focus({ preventScroll: true }); }, [at]);
   useEffect(() => {
     if (!steps.length) return;
     const name = find(last, ends);
     if (name) goTo(name); else scrollTo({ top: 0, behavior: "smooth" });
   }, [at, steps.length]);
   const move = (to) => set({ tour: to });
-  return html`<aside class="tour" role="dialog" aria-label="Tour" onKeyDown=${(event) => event.key === "Escape" && move(0)}>
+  return html`<aside ref=${card} class="tour" role="dialog" aria-label="Tour" tabindex="-1" onKeyDown=${(event) => event.key === "Escape" && move(0)}>
     <p class="quiet">${at + 1} of ${CARDS.length}</p><h2>${title}</h2><p>${text}</p>
     <div class="row"><button type="button" class="act small" disabled=${at === 0} onClick=${() => move(at)}>Back</button>
       ${at + 1 < CARDS.length ? html`<button type="button" class="act small main" onClick=${() => move(at + 2)}>Next</button>` : null}

@@ -60,6 +60,7 @@ function HeadsForming({ view, set, model, go, textA }) {
   const here = rows.find((row) => row.step === model.step) ?? rows.at(-1);
   const turn = (kind) => { const [layer, head] = here.best[kind]; set({ page: "attention", layer, head }); };
   return html`<${Panel} title=${several ? "Heads forming" : "What the heads do"} code=${got?.code} id="heads" not="what a head is for: a score says how much it attends in one way on this text, and many heads do several things.">
+    ${view.edits.length ? html`<p class="quiet">This panel shows the model without the edits above.</p>` : null}
     <div class="row">${several ? html`<${Choice} label="Score" value=${view.kind} options=${KINDS} onChange=${(kind) => set({ kind })} />` : null}<${Toggle} label="on prompt A, not on repeated random tokens" value=${view.onPrompt} onChange=${(onPrompt) => set({ onPrompt })} /></div>
     <${Failed} of=${run} />
     <p class="quiet" aria-live="polite" data-done=${rows.length} data-total=${got?.steps.length ?? ""}>${several ? html`Each line is a head, its height how much of a <${Term} t=${`${KINDS[view.kind]} head`} /> it is. ` : ""}${run.loading && several ? `${rows.length} of ${got.steps.length} checkpoints \u2026 ${run.seconds.toFixed(1)} s` : ""}</p>

@@ -19,6 +19,8 @@ let shownBody = null; // the last request, with the seed that it was drawn with
 const mode = () => document.querySelector("input[name=mode]:checked").value;
 const special = () => new Set(about.additional_special_tokens ?? [about.eos_token]);
 const model = () => models.find(({ id }) => id === $("model").value);
+/** Whether an encoder reads the given text, so that the written one stands by itself. */
+const readsSource = () => Boolean(model().meta?.reads_source);
 
 function say(text) {
   $("status").textContent = text;
@@ -87,6 +89,8 @@ async function choose() {
 
 function dress() {
   document.documentElement.dataset.mode = mode();
+  $("asked").textContent = readsSource() ? "Text for the model to read" : "Text to write on from";
+  $("echo").parentElement.hidden = readsSource();
   $("send").textContent = mode() === "chat" ? "Send" : "Write";
 }
 
@@ -100,9 +104,10 @@ function options() {
   return { temperature: number("temperature"), top_p: number("top-p"), n: number("samples"), seed, ...(stop.length ? { stop } : {}) };
 }
 
-function textBody(prompt) {
-  const echo = $("echo").checked ? { echo: true } : {};
-  return { model: model().id, prompt, max_tokens: Number($("max-tokens").value), ...options(), logprobs: 8, ...echo };
+/** `begun` is what the written text begins with, where an encoder reads the given one. */
+function textBody(given, begun = "") {
+  const echo = $("echo").checked && !readsSource() ? { echo: true } : {}, read = begun ? { source: given, prompt: begun } : { prompt: given };
+  return { model: model().id, ...read, max_tokens: Number($("max-tokens").value), ...options(), logprobs: 8, ...echo };
 }
 
 /** `begun` is the beginning of the answer, where one is given. */
@@ -173,14 +178,15 @@ function reveal(answers, top) {
   if (answers.getBoundingClientRect().top > innerHeight - 120) top.scrollIntoView();
 }
 
-/** Write on from a text. */
-async function write(prompt) {
+/** Write on from a text; where an encoder reads it, what is written begins with `begun`. */
+async function write(prompt, begun = "") {
   $("prompt").value = prompt;
-  const body = textBody(prompt), names = special();
-  const given = new WrittenText({ branch, label: "The given text", popover });
+  const body = textBody(prompt, begun), names = special(), before = readsSource() ? begun : prompt, go = (text) => branch(prompt, text);
+  const given = new WrittenText({ branch: go, label: "The given text", popover });
   const givenBox = make("section", { class: "given", "aria-label": "The given text", hidden: true }, make("div", { class: "head" }, make("h2", {}, "Given")), given.element);
-  const makeText = (i) => new WrittenText({ before: prompt, branch, label: `Continuation ${i + 1}`, popover });
-  const { list, finish, element } = answers(body.n, makeText, "Write on from here", (text) => branch(prompt + text.text));
+  const makeText = (i) => new WrittenText({ before, branch: go, label: `Continuation ${i + 1}`, popover });
+  const { list, finish, element } = answers(body.n, makeText, "Write on from here", (text) => go(before + text.text));
+  if (begun) for (const { text } of list) text.element.before(make("p", { class: "begun", dir: "auto" }, begun));
   $("legend").hidden = false;
   $("results").replaceChildren(make("div", {}, givenBox, element));
   reveal($("results"), $("legend"));
@@ -200,12 +206,12 @@ async function write(prompt) {
   list.forEach((one, i) => ended.has(i) || finish(one, null));
 }
 
-/** Write on from another text, with a way back to this one. */
-function branch(prompt) {
+/** Write on from another text, with a way back to this one; where an encoder reads what is given, it stays. */
+function branch(given, text) {
   if (!$("ask").reportValidity()) return;
-  const before = shownBody.prompt;
-  remember(() => { $("prompt").value = before; });
-  write(prompt);
+  remember(() => { $("prompt").value = given; });
+  if (readsSource()) write(given, text);
+  else write(text);
 }
 
 /** Keep what is shown, for the button Back. */
@@ -241,12 +247,13 @@ function clear() {
 
 // Conversations ------------------------------------------------------------------------------
 
-/** Ask for the answer to messages; `begun` is what it begins with. True if an answer came. */
+/** Ask for the answer to messages; `begun` is what it begins with. True if an answer came, or is no longer waited for. */
 async function converse(messages, begun = null) {
   const body = chatBody(messages, begun), ended = new Set();
   const take = (answer) => { conversation = [...messages, { role: "assistant", content: (begun ?? "") + answer }]; };
   const again = (text) => {
     if (!$("ask").reportValidity()) return;
+    if (running && list[0].text.text) take(list[0].text.text); // as far as it is written
     const before = conversation;
     remember(() => { conversation = before; });
     converse(messages, text);
@@ -272,6 +279,7 @@ async function converse(messages, begun = null) {
     if (reason) close(list[index], reason), ended.add(index);
   });
   list.forEach((one, i) => ended.has(i) || close(one, null));
+  if (!element.isConnected) return true; // another conversation, or another answer, is shown by now
   const answered = ended.has(0) || list[0].text.text !== "";
   if (answered) take(list[0].text.text);
   return answered;
@@ -302,9 +310,9 @@ async function copy(text, name) {
 
 /** What the form asks for; where the last request asked for the same, that one, whose seed is known. */
 function request() {
-  const chat = mode() === "chat", draft = $("message").value, keyed = key.get() !== null;
+  const chat = mode() === "chat", draft = $("message").value, keyed = key.get() !== null, given = $("prompt").value;
   if (chat && !draft) return { chat, body: shownBody, keyed };
-  const fresh = chat ? chatBody([...conversation, { role: "user", content: draft }]) : textBody($("prompt").value);
+  const fresh = chat ? chatBody([...conversation, { role: "user", content: draft }]) : textBody(given, shownBody?.source === given ? shownBody.prompt : "");
   const same = shownBody && $("seed").value === "" && JSON.stringify({ ...shownBody, seed: 0 }) === JSON.stringify({ ...fresh, seed: 0 });
   return { chat, body: same ? shownBody : fresh, keyed };
 }
@@ -365,7 +373,7 @@ for (const radio of document.querySelectorAll("input[name=mode]")) {
   });
 }
 copies($("curl"), "curl", (chat, body, keyed) => asCurl(base, chat ? "v1/chat/completions" : "v1/completions", body, keyed));
-copies($("python"), "Python", (chat, body, keyed) => asPython(base, chat, body, keyed, ["add_generation_prompt", "continue_final_message"]));
+copies($("python"), "Python", (chat, body, keyed) => asPython(base, chat, body, keyed, ["source", "add_generation_prompt", "continue_final_message"]));
 
 readRamps();
 $("tools").append(themeButton());

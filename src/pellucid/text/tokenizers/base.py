@@ -127,20 +127,25 @@ class Tokenizer(abc.ABC):
     def bare(self) -> "Tokenizer":
         """The same tokenizer with nothing before and after a text, for a model that was trained without that.
 
-        Its file says so too; `hash` stays, because the ids of every text do.
+        Its file says so too, so that `hash` is another one; `ids_hash` stays.
         """
         if not self.before and not self.after:
             return self
         bare, content = copy.copy(self), json.loads(self.to_json()) | {"post_processor": None}
         text = json.dumps(content, ensure_ascii=False, indent=2)
-        vars(bare).update(before=(), after=(), hash=self.hash, _json=text)
+        vars(bare).pop("hash", None)  # kept for the other file
+        vars(bare).update(before=(), after=(), _json=text)
         return bare
 
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the content, independent of the layout of the JSON."""
-        canonical = json.dumps(json.loads(self.to_json()), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        return _hash_of(json.loads(self.to_json()))
+
+    @property
+    def ids_hash(self) -> str:
+        """SHA-256 of the content that decides the ids of a text: all but what is put before and after it."""
+        return _hash_of(json.loads(self.to_json()) | {"post_processor": None})
 
     def save(self, folder: str | Path) -> Path:
         """Write `tokenizer.json` into `folder`, whole or not at all, and return its path."""
@@ -364,3 +369,8 @@ def check_text(text: Any) -> None:
 def _integers(ids: Any) -> list[int]:
     """Ids from lists, arrays and tensors as plain integers."""
     return ids.tolist() if hasattr(ids, "tolist") else [int(i) for i in ids]
+
+
+def _hash_of(content: Any) -> str:
+    """SHA-256 of a JSON value, independent of its layout."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,9 +1,10 @@
-"""Tokenizers of other projects that are not byte-level BPE, run by their own engine and exported byte-identical.
+"""Tokenizers of other projects that are not byte-level BPE, run by their own engine and exported as they are.
 
 These are SentencePiece's BPE with byte fallback (Llama 2, Gemma), WordPiece (BERT), Unigram (T5), and words. The ids,
 and the text that `decode` returns, are the engine's. Three things differ from Pellucid's own tokenizers: a normalizer
 may change the text first (lower case, one space for two), so that it does not come back; a token's bytes are those that
-it has inside a text, with the space before it; and the file is never changed.
+it has inside a text, with the space before it; and the file is never changed, except that a model that was trained
+without what it puts beside a text is exported without that (`Tokenizer.bare`).
 """
 
 import json
