@@ -8,6 +8,7 @@ from pathlib import Path
 from pellucid.cli import exit_code_of
 from pellucid.language_model import LanguageModel, load
 from pellucid.runs.metrics import read_metrics
+from pellucid.runs.options import RecipeError
 from pellucid.runs.pipeline import Run
 from pellucid.text.read.documents import bundled
 from pellucid.training.load import read_recipe
@@ -23,6 +24,8 @@ def run_demo(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--fresh", action="store_true", help="train again (make demo FRESH=1)")
     options = parser.parse_args(arguments)
+    if not options.minutes > 0:
+        raise RecipeError(f"--minutes {options.minutes:g}: expected a number above 0")
     if options.fresh:
         shutil.rmtree(HERE, ignore_errors=True)
     run = continue_or_start(options.minutes)
@@ -68,5 +71,10 @@ def show_run(run: Run) -> None:
     )
 
 
+def demo_command() -> int:
+    """The command; what stops it is one line and an exit code."""
+    return exit_code_of(run_demo)
+
+
 if __name__ == "__main__":
-    sys.exit(exit_code_of(run_demo))
+    sys.exit(demo_command())

@@ -185,7 +185,9 @@ def _checked(axis: str, indices: Any) -> Any:
         raise refused from None
     if min(numbers, default=0) < 0:
         raise refused
-    return indices if isinstance(indices, slice) else tuple(numbers)
+    if isinstance(indices, slice):
+        return slice(numbers[0], None if indices.stop is None else numbers[1])
+    return tuple(numbers)
 
 
 def _wholes(indices: Any) -> list[int]:
@@ -198,7 +200,7 @@ def _wholes(indices: Any) -> list[int]:
 
 def _whole(number: Any) -> int:
     """An integer of Python, NumPy or PyTorch. Raises TypeError for everything else, True and False too."""
-    if isinstance(number, bool):
+    if isinstance(number, bool) or str(getattr(number, "dtype", "")).endswith("bool"):
         raise TypeError
     return operator.index(number)
 

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 from pellucid import demo
-from pellucid.cli import exit_code_of
-from pellucid.runs.options import RecipeError
 from pellucid.training_run import train as real_train
 
 
@@ -55,9 +53,8 @@ def test_one_that_was_interrupted_is_continued(trainings):
     assert trainings == [False, True]
 
 
-def test_what_stops_it_is_one_line_and_an_exit_code(trainings, capsys):
-    def refused() -> int:
-        raise RecipeError("minutes = 0.0: expected a number above 0")
-
-    assert exit_code_of(refused) == 2
-    assert capsys.readouterr().err == "pellucid: minutes = 0.0: expected a number above 0\n"
+def test_what_stops_it_is_one_line_and_an_exit_code(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["make demo", "--minutes", "0"])
+    assert demo.demo_command() == 2
+    assert capsys.readouterr().err == "pellucid: --minutes 0: expected a number above 0\n"

@@ -24,9 +24,11 @@ from pellucid.hub.standalone import loader
 from pellucid.hub.write import families_for, write_tensors
 from pellucid.language_model import LanguageModel
 from pellucid.model.weights import state_of
+from pellucid.predictors.on_text import tokens_of
 from pellucid.presets import preset
 from pellucid.text.tokenizers.bpe import BPETokenizer
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
+from pellucid.training.load import read_recipe
 from pellucid.verify.parity import ParityError
 from some_cases import one_in
 
@@ -133,6 +135,9 @@ def test_a_run_that_began_with_random_weights_reads_texts_as_in_training(own, sh
     counted = {"order": 2, "tokenizer": fields["tokenizer"]}
     pellucid.train(folder / "text.txt", out=folder / "counted", predictor="ngram", fields=counted)
     ngram = pellucid.load_predictor(folder / "counted")
+    read = tokens_of(folder / "run", read_recipe(folder / "run"), None)
+    assert read.manifest["tokenizer"]["hash"] == tokenizer.hash
+    assert trained.score(TEXT, baselines=True).baselines
     for name in ("run", "next", "hf"):
         model = pellucid.load(folder / name, device="cpu")
         alone, mixed = model.score(TEXT), model.mixed_with(ngram, 1.0).score(TEXT)
@@ -178,6 +183,16 @@ def test_an_encoder_decoder_keeps_what_ends_its_sources(own, tmp_path):
     pellucid.train(tmp_path / "pairs.tsv", out=folder / "pairs", preset="original", steps=1, fields=fields)
     trained = pellucid.load(folder / "pairs", device="cpu")
     assert trained.tokenizer.after == (model.tokenizer.separator,)
+    pellucid.convert(folder / "pairs", folder / "pairs-hf", compare=False)
+    written = AutoTokenizer.from_pretrained(folder / "pairs-hf")
+    assert written(TEXT).input_ids == model.tokenizer.source_ids(model.tokenizer.encode(TEXT))
+    # what stands before a text of another project is not read before a source
+    begun(model.tokenizer).save(folder / "other")
+    fields["tokenizer"] = str(folder / "other" / "tokenizer.json")
+    pellucid.train(tmp_path / "pairs.tsv", out=folder / "more", preset="original", steps=1, fields=fields)
+    pellucid.convert(folder / "more", folder / "more-hf", compare=False)
+    written = AutoTokenizer.from_pretrained(folder / "more-hf")
+    assert written(TEXT).input_ids == model.tokenizer.source_ids(model.tokenizer.encode(TEXT))
 
 
 def test_transformer_lens_opens_it_and_agrees(own):

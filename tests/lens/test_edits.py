@@ -381,6 +381,9 @@ def test_a_query_told_to_look_at_what_comes_later_does_not():
         (lambda: change.zero("embed", pos=-1), "expected whole numbers from 0 on"),
         (lambda: change.zero("embed", pos=1.5), "expected whole numbers from 0 on"),
         (lambda: change.zero("embed", pos=True), "expected whole numbers from 0 on"),
+        (lambda: change.zero("embed", pos=torch.tensor([False, True])), "expected whole numbers from 0 on"),
+        (lambda: change.zero("embed", pos=np.array([False, True])), "expected whole numbers from 0 on"),
+        (lambda: change.zero("embed", pos=torch.tensor(True)), "expected whole numbers from 0 on"),
         (lambda: change.zero("embed", pos="12"), "expected whole numbers from 0 on"),
         (lambda: change.zero("embed", pos=slice(0, 4, 2)), "has no step"),
         (lambda: change.clamp("embed"), "neither low nor high"),
@@ -476,4 +479,6 @@ INDICES = [np.argmax(np.array([0, 0, 1])), torch.tensor(2), torch.tensor([2]), n
 @pytest.mark.parametrize("one", INDICES, ids=repr)
 def test_places_may_be_numbers_of_numpy_and_pytorch(one):
     assert change.zero("embed", pos=one).to_dict() == change.zero("embed", pos=2).to_dict()
-    assert change.zero("embed", pos=slice(None, np.int64(2))).to_dict()["pos"] == {"from": 0, "to": 2}
+    (written,) = json.loads(to_json([change.zero("embed", pos=slice(None, np.int64(2)))]))
+    assert written["pos"] == {"from": 0, "to": 2}
+    assert change.zero("embed", pos=slice(1, None)).to_dict()["pos"] == {"from": 1, "to": None}

@@ -65,7 +65,7 @@ def test_the_loss_by_position_is_the_runs_own_held_out_loss(session: Session, ru
     assert reading == {"doing": "reading the held-out text"}
     # each position, from traces of windows that do not overlap
     model = session.model("6")
-    tokens = tokens_of(run, read_recipe(run), model.tokenizer, None)
+    tokens = tokens_of(run, read_recipe(run), None)
     ids = tokens.part("held_out").read(0, len(tokens.part("held_out")))
     rows = [model.trace(ids[k : k + 17].tolist()[:16]).logits[0].log_softmax(-1) for k in range(0, len(ids) - 1, 16)]
     losses = [

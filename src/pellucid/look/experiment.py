@@ -280,7 +280,7 @@ def steering_code(body: SteerBody, factor: float) -> str:
 
 def side_by_side(model: Model, body: GenerateBody) -> Iterator[dict[str, Any]]:
     """Both texts, piece by piece in turn; the last line of each says why it ended."""
-    if body.bos and not model.tokenizer.before:
+    if body.bos and not (model.tokenizer.before and body.source is None):
         raise InputError(
             "generation reads the prompt without a separator in front, where edits of positions would change other "
             'tokens: take "separator first" away'

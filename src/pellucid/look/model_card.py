@@ -33,7 +33,7 @@ def model_facts(session: Session, checkpoint: str = "") -> dict[str, Any]:
         "masked": a.attention.mask == "bidirectional",
         "tokenizer": tokenizer.kind,
         "special": dict(tokenizer.special),
-        "begins_with": "".join(map(tokenizer.token_str, tokenizer.before)),
+        "begins_with": "".join(map(tokenizer.token_str, tokenizer.before if a.encoder is None else ())),
         "tensors": [tensor_facts(name) for name in names(a)],
         "example": example_text(session),
         "example_source": example_text(session),

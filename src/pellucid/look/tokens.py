@@ -113,7 +113,7 @@ def counted_ngrams(session: Session, model: Model) -> Iterator[dict[str, Any]]:
         )
     yield {"doing": "reading the training text", "done": 0, "of": len(ORDERS) + 1}
     recipe = recipe_of(Path(folder))
-    tokens = tokens_of(Path(folder), recipe, model.tokenizer, None)
+    tokens = tokens_of(Path(folder), recipe, None)
     inside = isinstance(tokens, PairTokens) or recipe.text.inside_documents == "yes"
     ids = spread(as_part(tokens, "train"), COUNTED)
     counted: dict[int, NGram] = {}

@@ -132,7 +132,7 @@ def loss_by_position(session: Session, checkpoint: str = "") -> Iterator[dict[st
         raise InputError(f"a model of the objective {recipe.train.objective} does not read its text from left to right")
     yield {"doing": "reading the held-out text"}
     network = model.network
-    tokens = tokens_of(folder, recipe, model.tokenizer, None)
+    tokens = tokens_of(folder, recipe, None)
     assert isinstance(tokens, Tokens)
     data = TokenData(tokens, recipe, network.embed.token.weight.device)
     sums, counts = torch.zeros(recipe.model.n_ctx, dtype=torch.float64), torch.zeros(recipe.model.n_ctx)

@@ -61,11 +61,11 @@ def with_baselines(
         named = "this model does not come from a run" if run is None else f"{run} is no run"
         raise RecipeError(f"{named}, so there is no training text to count n-grams on: give the folder of a run")
     run = Path(run)
-    if (own := load_tokenizer(run)).ids_hash != tokenizer.ids_hash:
+    if load_tokenizer(run).ids_hash != tokenizer.ids_hash:
         raise RecipeError(f"{run} has another tokenizer than the model, so n-grams of its tokens do not compare")
     recipe = recipe_of(run)
     try:
-        tokens = tokens_of(run, recipe, own, progress)
+        tokens = tokens_of(run, recipe, progress)
     except DocumentError as error:
         raise DocumentError(f"n-grams are counted on the text of {run}, which cannot be read: {error}") from None
     inside = isinstance(tokens, PairTokens) or recipe.text.inside_documents == "yes"
@@ -107,11 +107,9 @@ def recipe_of(run: Path) -> Recipe:
     return found
 
 
-def tokens_of(
-    run: Path, recipe: Recipe, tokenizer: Tokenizer, progress: Progress | None
-) -> Tokens | PairTokens | ConversationTokens:
+def tokens_of(run: Path, recipe: Recipe, progress: Progress | None) -> Tokens | PairTokens | ConversationTokens:
     """The tokens that a run was trained on; RecipeError where its text has changed."""
-    t, seed = recipe.text, recipe.train.seed
+    t, seed, tokenizer = recipe.text, recipe.train.seed, load_tokenizer(run)
     if recipe.train.objective == "source-target":
         tokens: Any = encode_pairs(split_pairs(read_recipe_pairs(recipe, progress), t.held_out, seed), tokenizer)
     elif recipe.train.objective == "chat":

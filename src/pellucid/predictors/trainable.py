@@ -91,13 +91,16 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
         recipe = self.recipe
         if recipe.mixture:
             check_counting(len(self.part), recipe.mixture)
-            needed = (("train on", len(self.part), recipe.mixture), ("fit the share on", len(self.aside), 2))
-            for use, n, least in needed:
-                if n < least:
-                    raise RecipeError(
-                        f"mixture = {recipe.mixture}: there are {n:,} tokens to {use}, and {least} are needed: give "
-                        "more text, or a lower order"
-                    )
+            if len(self.part) < recipe.mixture:
+                raise RecipeError(
+                    f"mixture = {recipe.mixture}: an n-gram of this order needs as many tokens, and there are "
+                    f"{len(self.part):,} to train on: give more text, or a lower order"
+                )
+            if len(self.aside) < 2:
+                raise RecipeError(
+                    f"mixture = {recipe.mixture}: its share is fitted on text that is set aside, and this text is too "
+                    "short for that: give more text, or leave mixture out"
+                )
         need, have = 12 * recipe.train.batch * recipe.window * recipe.model.n_vocab, memory_bytes(self.device)
         if need > have:
             raise RecipeError(

@@ -33,9 +33,10 @@ def as_trained(tokenizer: Tokenizer, recipe: Recipe) -> Tokenizer:
     """The tokenizer as the network of a run reads texts.
 
     What another project's tokenizer puts beside a text is left out if the run started from no model, because training
-    never showed it. Encoder-decoders end their sources with it.
+    never showed it. Where it is what training puts beside the source of an encoder, it stays.
     """
-    return tokenizer if recipe.base is not None or recipe.model.encoder is not None else tokenizer.bare()
+    beside_sources = recipe.model.encoder is not None and tokenizer.masked_ids([]) == tokenizer.source_ids([])
+    return tokenizer if recipe.base is not None or beside_sources else tokenizer.bare()
 
 
 def load_run(
