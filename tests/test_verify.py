@@ -23,6 +23,7 @@ from pellucid.model.mask import Mask
 from pellucid.model.norm import INNER, Identity
 from pellucid.tensor_names import ROWS, names, row
 from pellucid.text.ids import IdTokenizer
+from pellucid.text.tokenizers.bpe import BPETokenizer
 from pellucid.text.tokenizers.tokenizer import SEPARATOR, ByteTokenizer, learn_tokenizer
 from pellucid.verify import ModelParts, verify
 from pellucid.verify.comparison import Subject, compare_tensors
@@ -461,4 +462,16 @@ def test_a_model_without_a_tokenizer_is_saved_and_loaded():
     network = make_network(BASE)
     subject = Subject(network, network, IdTokenizer(BASE.n_vocab), ("1 2 3",), (torch.tensor([[1, 2, 3]]),))
     result = saved_is_loaded(subject)
+    assert result.holds, result.measured
+
+
+def test_a_tokenizer_that_was_opened_with_trust_is_read_back():
+    content = json.loads(learn_tokenizer("bpe", ["to be or not to be"], 260).to_json())
+    split = {"type": "Split", "pattern": {"Regex": "[a-z]+"}, "behavior": "Isolated", "invert": False}
+    plain = content["pre_tokenizer"] | {"use_regex": False}
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, plain]}
+    tokenizer = BPETokenizer(json.dumps(content), trust=True)
+    network = make_network(BASE.with_fields({"n_vocab": tokenizer.n_vocab}))
+    ids = torch.tensor([tokenizer.encode("to be")])
+    result = saved_is_loaded(Subject(network, network, tokenizer, ("to be",), (ids,)))
     assert result.holds, result.measured

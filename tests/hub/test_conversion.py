@@ -19,6 +19,7 @@ from pellucid import conversion
 from pellucid.cli import main
 from pellucid.hub import FamilyError
 from pellucid.hub import transformers_bridge as source
+from pellucid.hub.card import _tokens as tokens_trained_on
 from pellucid.hub.files import FolderError
 from pellucid.hub.standalone import loader
 from pellucid.hub.write import families_for, write_tensors
@@ -389,3 +390,8 @@ def test_tensors_of_several_widths_lie_aligned(tmp_path):
     save_file(found, tmp_path / "theirs.safetensors")
     sizes = [(tmp_path / f"{name}.safetensors").stat().st_size for name in ("model", "theirs")]
     assert abs(sizes[0] - sizes[1]) < 100
+
+
+def test_epochs_of_conversations_are_counted_by_the_answers():
+    data = {"parts": {"train": {"tokens": 300, "answer_tokens": 100}}}
+    assert tokens_trained_on({"tokens": 200}, data) == "200, 2.00 times the 100 of the training text"
