@@ -17,7 +17,7 @@ from pellucid.generate.text import encode_prompts
 from pellucid.lens.trace import trace
 from pellucid.serve.served import ServedModel
 from pellucid.text.chat_template import ChatTemplate
-from pellucid.text.tokenizers.around import ids_around
+from pellucid.text.tokenizers.post_processor import ids_around
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer, TokenizerError, load_tokenizer
 
 TEXTS = ["to be", "to be or not to be", "be,  zephyr\n", "be"]

@@ -33,9 +33,9 @@ from pellucid.hub.gguf import (
     separated,
 )
 from pellucid.text.chat_template import ChatError, ChatTemplate
-from pellucid.text.tokenizers.around import template_around
 from pellucid.text.tokenizers.base import TokenizerError
 from pellucid.text.tokenizers.bpe import GPT2_PATTERN, BPETokenizer
+from pellucid.text.tokenizers.post_processor import template_around
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 FACTORS = "rope_freqs.weight"

@@ -17,9 +17,9 @@ from pellucid.hub.own_code import code_config
 from pellucid.hub.shards import FORMATS
 from pellucid.hub.tables import Family
 from pellucid.text.chat_template import ChatError, ChatTemplate, write_chat_template
-from pellucid.text.tokenizers.around import template_around
 from pellucid.text.tokenizers.base import MASKS, Tokenizer
 from pellucid.text.tokenizers.external import ExternalTokenizer
+from pellucid.text.tokenizers.post_processor import template_around
 
 Tensors = Callable[[], Iterator[tuple[str, Tensor]]]
 

@@ -69,7 +69,7 @@ def listen_on_each(host: str, port: int) -> list[socket.socket]:
             sockets.append(listening_socket(family, address))
         except OSError as error:
             errors.append(error)
-    # a name may have an address more than the machine, as localhost has ::1 where there is no IPv6
+    # a name may have more addresses than the machine, as localhost has ::1 where there is no IPv6
     taken = [error for error in errors if error.errno not in NO_SUCH_ADDRESS]
     if taken or not sockets:
         for listening in sockets:

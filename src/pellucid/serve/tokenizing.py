@@ -22,7 +22,7 @@ class DetokenizeBody(Body):
 
 
 def tokenized(model: ServedModel, body: TokenizeBody) -> dict[str, Any]:
-    """The ids of a text; where special tokens are asked for, what this model reads before one (`Tokenizer.opening`).
+    """The ids of a text; where special tokens are asked for, what this model reads before and after one too.
 
     A text that is the name of a special token and nothing else is that token: clients that know its name from
     `/tokenizer_info` ask for its id here. Within a text the same letters are plain text.

@@ -16,8 +16,8 @@ import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
-from pellucid.text.tokenizers.around import ids_around, pipeline_steps
 from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, TokenizerError, check_special, check_text, which_overlap
+from pellucid.text.tokenizers.post_processor import ids_around, pipeline_steps
 from pellucid.text.tokenizers.pretokens import PreTokenTable
 from pellucid.text.tokenizers.symbols import byte_characters
 

@@ -17,9 +17,9 @@ import numpy as np
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
-from pellucid.text.tokenizers.around import ids_around, pipeline_steps
 from pellucid.text.tokenizers.base import Tokenizer, TokenizerError, check_special
 from pellucid.text.tokenizers.bpe import KNOWN_PATTERNS, MarkingEngine, guarded, unreachable
+from pellucid.text.tokenizers.post_processor import ids_around, pipeline_steps
 
 MODELS = {"BPE": "sentencepiece", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
 #: names of the end-of-text token; the first that is declared is used
