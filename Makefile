@@ -15,7 +15,7 @@ TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(if $(TEMPORARY),PYTEST_DEBU
 benchmark-%: setup
 	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(ARGUMENTS)
 
-.PHONY: demo test test-slow drills mutants check docs lessons site format lint types fast setup clean
+.PHONY: demo test test-slow test-gpu drills mutants check docs lessons site format lint types fast setup clean
 
 .venv/.ready: $(REQUIREMENTS) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, found " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
@@ -41,6 +41,10 @@ test: setup
 test-slow: setup .venv/.docs .clients/.ready
 	$(TEST) --dist loadgroup -m slow
 	$(TEST) -m "property and not slow and not gpu"  # with all of their examples
+
+# on a machine with an NVIDIA GPU: make test-gpu REQUIREMENTS=requirements/cuda.txt (on another pytest finds no test)
+test-gpu: setup
+	$(TEST) -m gpu
 
 # faults in real processes, at full count: make drills ARGUMENTS="--share 0.1" (tests/drills.py)
 drills: setup

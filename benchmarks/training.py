@@ -13,12 +13,13 @@ import argparse
 import contextlib
 import itertools
 import json
+import re
 import sys
 from pathlib import Path
 
 import torch
 
-from benchmarks.side_by_side import BenchmarkError, Worker, header, interleave, matrix_product, show, spread
+from benchmarks.side_by_side import BenchmarkError, Worker, cube_of, header, interleave, matrix_product, show, spread
 
 #: n_layers, n_heads, d_model, n_ctx, batch, n_vocab
 SHAPES = {
@@ -27,8 +28,8 @@ SHAPES = {
     "gpt2": [12, 12, 768, 256, 4, 50304],
 }
 SETTINGS = [f"{p}-{c}" for p, c in itertools.product(("float32", "bfloat16"), ("eager", "compiled"))]
-#: dense bfloat16 FLOP/s by the name CUDA gives the chip, from the makers' data sheets; float32 products run in TF32
-#: units only where torch is told so, which it is not here
+#: dense bfloat16 FLOP/s by words of the name that CUDA gives the chip, from the makers' data sheets; float32 products
+#: run in TF32 units only where torch is told so, which it is not here
 PEAKS = {
     "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12,
     "L4": 121e12, "A10": 125e12, "4090": 165e12, "3090": 71e12,
@@ -45,7 +46,7 @@ def main() -> None:
     device = torch.device(o.device)
     cubes = {p: matrix_product(device, getattr(torch, p)) for p in ("float32", "bfloat16")}
     for name, m in cubes.items():
-        print(f"{name} product of 1024-cubes: {spread(m, 1e-9)} GFLOP/s")
+        print(f"{name} product of {cube_of(device)}-cubes: {spread(m, 1e-9)} GFLOP/s")
     for shape in o.shapes:
         measure(shape, o, {name: m.median for name, m in cubes.items()})
 
@@ -138,13 +139,18 @@ def shape_flops(shape: list[int], parameters: int) -> float:
     return 6 * (parameters - n_ctx * d_model) + 12 * n_layers * d_model * n_ctx
 
 
+def peak_of(chip: str) -> float | None:
+    """The chip's FLOP/s by PEAKS, None where it is not there; words are compared whole, as an L40 is no L4."""
+    return next((value for name, value in PEAKS.items() if re.search(rf"\b{name}\b", chip)), None)
+
+
 def ceiling(flops: float, setting: str, cubes: dict[str, float], device: torch.device) -> str:
     """What share of the hardware's limit was reached."""
     precision = setting.partition("-")[0]
     line = f"ours {setting}: {flops / 1e9:,.0f} GFLOP/s, {flops / cubes[precision]:.0%} of the {precision} product here"
     if device.type == "cuda" and precision == "bfloat16":
         chip = torch.cuda.get_device_name(device)
-        peak = next((value for name, value in PEAKS.items() if name in chip), None)
+        peak = peak_of(chip)
         line += (
             f"; MFU {flops / peak:.1%} of {chip}'s {peak / 1e12:.0f} TFLOP/s" if peak else f"; {chip}: peak not known"
         )

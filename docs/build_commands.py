@@ -22,7 +22,7 @@ This page is written by `python docs/build_commands.py`: it has what `pellucid C
 | 1 | a comparison failed (`verify`, `convert`) |
 | 2 | the input or the options are wrong; the message says what was given and what was expected |
 | 3 | training stopped: losses or gradients were not finite, several steps in a row, or the last held-out loss was not |
-| 130, 143 | Ctrl-C or SIGTERM; training has saved first, and `--resume` continues |
+| 130, 143 | Ctrl-C or SIGTERM; training has saved first, and `--resume` continues. `serve` and `look` end with 0 |
 """
 
 

@@ -86,10 +86,18 @@ def pytest_report_header() -> list[str]:
     return [f"PELLUCID_DATA: {data}", f"Chromium: {BROWSER or 'not found, tests of pages in a browser are left out'}"]
 
 
+def has_gpu() -> bool:
+    """Whether PyTorch can compute on an NVIDIA GPU here."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of data that is not shipped where PELLUCID_DATA does not name its folder, those in a browser
-    where none is installed, and those of the site where its tools are not. A slow test has half an hour: enough on a
-    busy machine too. Property tests are marked, and draw the share of their examples that --examples asks for."""
+    where none is installed, those of the site where its tools are not, and those of a GPU where there is none. A slow
+    test has half an hour: enough on a busy machine too. Property tests are marked, and draw the share of their examples
+    that --examples asks for."""
     share = config.getoption("--examples")
     for item in items:
         function = getattr(item, "function", None)
@@ -106,6 +114,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     there |= {"needs_clients": CLIENTS.exists(), "needs_typescript": shutil.which("tsc")}
     missing = {fixture for fixture, found in there.items() if not found}
     needing = [item for item in items if missing & {*getattr(item, "fixturenames", ())}]
+    of_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    needing += of_gpu if of_gpu and not has_gpu() else []
     if needing:
         config.hook.pytest_deselected(items=needing)
         items[:] = [item for item in items if item not in needing]

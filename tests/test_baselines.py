@@ -124,7 +124,7 @@ def test_an_older_run_has_no_baselines_and_a_damaged_one_is_none(text, tmp_path)
     assert baselines.table(run) == []
 
 
-# The held-out text also stands in the training text -------------------------------------------
+# The held-out text also occurs in the training text -------------------------------------------
 
 
 @given(st.lists(st.integers(0, 2), min_size=8, max_size=60), st.sampled_from([1, 2, 4, 8]))
@@ -163,7 +163,7 @@ def test_held_out_text_that_is_also_trained_on_is_warned_of(tmp_path):
     assert clean.repeats.share == 0
     assert not clean.warnings
     assert copied.repeats.share > 0.5
-    assert "also stands in the training text" in copied.warnings[0]
+    assert "also occurs in the training text" in copied.warnings[0]
     assert f"{copied.repeats.share:.0%}" in copied.warnings[0]
 
 
@@ -228,7 +228,7 @@ def test_a_model_that_can_hold_the_text_by_heart_is_warned_of(text):
     assert not baselines.warn_of_too_few(small, 30.0, part, 1.0)
     assert not baselines.warn_of_too_few(large, 3.0, part, 1.0)
     (said,) = baselines.warn_of_too_few(large, 30.0, part, 1.0)
-    assert "memorize" in said
+    assert "memorise" in said
     assert "read 30 times" in said
 
 

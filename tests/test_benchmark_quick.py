@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import quick
 from benchmarks.quick import LoggedRatio, compare, kind_of_machine, read_log, verdict, write_log
 from benchmarks.side_by_side import Measured
+from benchmarks.training import peak_of
 
 LOGGED = {"encoding": LoggedRatio(1.9, 2.0, 2.1)}
 ENTRY = {"commit": "abc1234", "date": "2026-11-23"}
@@ -51,6 +52,21 @@ def test_a_ratio_is_slower_beyond_the_margin_and_the_spread(values, slower):
     assert verdict(names, ENTRY, "avx2, 2 threads").startswith(
         "SLOWER than commit abc1234" if slower else "No ratio is"
     )
+
+
+@pytest.mark.parametrize(
+    ("chip", "peak"),
+    [
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40", None),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA A10G", None),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H100 PCIe", 756e12),
+    ],
+)
+def test_a_chip_s_peak_is_not_that_of_one_whose_name_begins_its_own(chip, peak):
+    assert peak_of(chip) == peak
 
 
 def test_what_was_not_logged_or_not_measured_has_a_row():

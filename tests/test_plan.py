@@ -24,6 +24,7 @@ from pellucid.plan.format import duration, scaled, size
 from pellucid.plan.planning import as_dict, by_choice, cache_bytes, changes_that_help
 from pellucid.plan.speed import in_turn, training_speed
 from pellucid.presets import preset
+from pellucid.runs.device import resolve_device
 from pellucid.runs.options import RecipeError, with_train
 from pellucid.runs.processes import Processes
 from pellucid.training import memory
@@ -179,9 +180,9 @@ def test_a_second_pass_has_the_gradients_of_the_first_beside_it():
 def test_near_the_limit_the_step_itself_decides_whether_a_run_may_begin(monkeypatch):
     made, cpu = recipe(n_layers=4, batch=16), torch.device("cpu")
     need = training_memory(made).peak
-    monkeypatch.setattr(memory, "memory_bytes", lambda device: need + 1)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: need + 1)
     memory.check_memory(made, cpu)
-    monkeypatch.setattr(memory, "memory_bytes", lambda device: need - 1)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: need - 1)
     with pytest.raises(RecipeError, match="would need about"):
         memory.check_memory(made, cpu)
 
@@ -191,7 +192,7 @@ def test_parts_in_processes_of_one_machine_are_added_up(monkeypatch):
     a_recipe, cpu, processes = recipe(n_layers=4, batch=16), torch.device("cpu"), Processes()
     processes.n = processes.n_parts = 4
     have = 0.5 * training_memory(a_recipe).weights
-    monkeypatch.setattr(memory, "memory_bytes", lambda device: have)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: have)
     processes.n_here = 4
     with pytest.raises(RecipeError, match=r"would need about .* GiB in 4 processes of this machine"):
         memory.check_memory(a_recipe, cpu, processes)
@@ -217,7 +218,7 @@ def test_what_fits_may_begin_and_what_does_not_may_not(fields, monkeypatch):
     made, cpu = recipe(n_layers=24, **fields), torch.device("cpu")
     need = training_memory(made).peak
     for have, fits in ((1.05 * need, True), (0.95 * need, False)):
-        monkeypatch.setattr(memory, "memory_bytes", lambda device, have=have: have)
+        monkeypatch.setattr(memory, "free_bytes", lambda device, have=have: have)
         if fits:
             memory.check_memory(made, cpu)
         else:
@@ -293,6 +294,23 @@ def test_a_plan_of_a_preset_an_architecture_and_a_run(tmp_path, monkeypatch):
     (tmp_path / "run" / "recipe.json").write_text(json.dumps(replace(made, segments=((0, 12),)).to_dict()))
     run = make_plan(tmp_path / "run", **(options | {"batch": None}))
     assert (run.recipe.train.batch, run.tokens) == (2, 12 * 64)
+    for sizes in ({"batch": 8}, {"batch": None, "n_ctx": 8}):
+        assert make_plan(tmp_path / "run", **(options | sizes)).tokens == 12 * 64, sizes
+
+
+def test_a_run_of_another_machine_is_planned_for_this_one(tmp_path, monkeypatch):
+    """Which has neither its GPU nor what compiles."""
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(planning, "largest_batch", lambda r, room: 7)
+    monkeypatch.setattr(planning, "compiling_lacks", lambda device: "there is no compiler here")
+    there = with_train(recipe_for(tmp_path / "text.txt"), device="cuda:99", compile="yes")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.json").write_text(json.dumps(replace(there, segments=((0, 12),)).to_dict()))
+    plan = make_plan(tmp_path / "run", measure=False, accelerators=())
+    assert plan.device == str(resolve_device("auto"))
+    assert plan.recipe.train.compile == "no"
+    with pytest.raises(RecipeError, match="cannot be used here"):
+        make_plan(tmp_path / "run", measure=False, accelerators=(), device="cuda:99")
 
 
 def test_memory_is_told_by_precision_context_and_batch():
@@ -393,6 +411,19 @@ def test_a_deep_network_s_step_is_on_the_line_through_two_shallow_ones(monkeypat
         assert found.share(10.0) == pytest.approx(10 * found.tokens_per_second / 1e15)
     huge = training_speed(recipe(n_layers=12, d_model=65536, n_heads=64), torch.device("cpu"), memory=2**30)
     assert huge.how.startswith("estimated")
+
+
+def test_on_a_gpu_no_first_step_counts_and_products_are_larger(monkeypatch):
+    """A first step loads kernels, and a small product is over before the next one is started."""
+    asked = []
+    monkeypatch.setattr(speed, "in_turn", lambda steps, budget, least: asked.append(least) or [1.0])
+    monkeypatch.setattr(speed, "stepper", lambda r, device: lambda: None)
+    monkeypatch.setattr(speed, "product_speed", lambda device, precision: 1e15)
+    for kind, cube in (("cpu", 1024), ("cuda", 8192)):
+        training_speed(recipe(n_layers=1), torch.device(kind))
+        huge = training_speed(recipe(n_layers=1, d_model=65536, n_heads=64), torch.device(kind), memory=2**30)
+        assert huge.how.startswith(f"estimated: 50% of the speed of a {cube}-cube product")
+    assert asked == [0, 1]
 
 
 def test_steps_are_taken_in_turn():

@@ -155,7 +155,7 @@ def test_what_is_measured_on_the_way_is_said_in_the_legend(run):
     said = Page(page_of(about)).text
     assert said.count(f"held-out, its first {asked:,} tokens") == 2
     assert said.count(f"all of it, {total:,} tokens") == 2
-    assert f"the first {asked:,} of the {total:,} held-out tokens are measured, the same every time" in said
+    assert f"During training the loss is measured on the first {asked:,} of the {total:,} held-out tokens" in said
 
 
 def test_samples_are_whole(run):

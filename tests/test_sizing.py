@@ -206,6 +206,15 @@ def test_the_size_follows_the_speed_of_the_combination_that_the_run_steps_with(s
     assert choose_size(recipe(t), n, scale).chosen == chosen[fastest].chosen
 
 
+def test_no_first_step_on_a_gpu_counts_in_the_shortest_run(stubbed_timer, monkeypatch):
+    stubbed_timer(dict.fromkeys(COMBINATIONS, 1.0))
+    asked = []
+    monkeypatch.setattr(sizing, "in_turn", lambda steps, budget, poll, least: asked.append(least) or steps)
+    for kind in ("cpu", "cuda"):
+        scale_of(recipe(0.3), torch.device(kind))
+    assert asked == [0, 1]
+
+
 @given(st.floats(0.05, 600), st.floats(1, 20), st.sampled_from(["auto", "no", "yes"]), st.booleans(), st.booleans())
 def test_compilation_is_counted_in_the_time_for_steps(t, factor, asked, has_compiler, has_own):
     """It saves 27 % of a step, or 5 % beside functions of our own."""
@@ -293,7 +302,7 @@ def test_a_small_text_ends_before_its_time_and_says_so():
     made = choose_size(recipe(100.0), Text(20_000), (1.0, 1.0))
     again = sized(recipe(100.0), made, set())
     assert (again.train.minutes, again.train.epochs) == (0.0, sizing.MOST_EPOCHS)
-    assert "more epochs would only memorize this text" in sizing_lines(made, again)[-1]
+    assert "more epochs would only memorise this text" in sizing_lines(made, again)[-1]
 
 
 def test_many_languages_are_of_more_variety_than_one(tmp_path):
@@ -483,6 +492,32 @@ def test_what_does_not_fit_into_memory_is_not_considered():
     assert max(s.d_model for s in little.considered) < max(s.d_model for s in whole.considered)
 
 
+@pytest.mark.parametrize(
+    ("fields", "goes"),
+    [
+        ({"n_kv_heads": 2}, lambda size: (size.d_model // sizing.HEAD) % 2 == 0),
+        ({"n_kv_heads": 4}, lambda size: (size.d_model // sizing.HEAD) % 4 == 0),
+        ({"d_embed": 64}, lambda size: size.d_model != 64),
+        ({"d_embed": 256, "embed_projection": "sum"}, lambda size: size.d_model != 256),
+    ],
+)
+def test_sizes_are_chosen_among_those_that_go_with_what_is_set(stubbed_timer, fields, goes):
+    """Neither a candidate nor a probe of another width is an error that names a number which nobody set."""
+    stubbed_timer(dict.fromkeys(COMBINATIONS, 1.0))
+    asked = recipe(2.0, **fields)
+    made = choose_size(asked, Text(300_000), scale_of(asked, torch.device("cpu")))
+    every = choose_size(recipe(2.0), Text(300_000), (1.0, 1.0)).considered
+    assert {(s.d_model, s.n_layers) for s in made.considered} == {(s.d_model, s.n_layers) for s in every if goes(s)}
+    model = sized(asked, made, set(fields)).model
+    assert (model.d_model, model.n_heads) == (made.chosen.d_model, max(1, made.chosen.d_model // sizing.HEAD))
+    assert model.attention.n_kv_heads == asked.model.attention.n_kv_heads
+
+
+def test_where_no_size_is_possible_the_error_says_what_to_do():
+    with pytest.raises(RecipeError, match="fits into memory: set sizes of your own"):
+        choose_size(recipe(2.0), Text(300_000), (1.0, 1.0), room=1.0)
+
+
 @pytest.mark.slow
 def test_a_run_is_sized_and_says_so(tmp_path, monkeypatch, capsys):
     """From the command's function: the sizes in recipe.json are those that were printed."""
@@ -500,5 +535,7 @@ def test_a_run_is_sized_and_says_so(tmp_path, monkeypatch, capsys):
 
 
 def test_explaining_needs_sizes_that_are_open(tmp_path):
-    with pytest.raises(RecipeError, match="leave out preset, recipe and sizes"):
+    with pytest.raises(RecipeError, match="was given no preset, recipe and sizes"):
         pellucid.train(tmp_path, preset="small", minutes=1, explain=True)
+    with pytest.raises(RecipeError, match="has a length in minutes"):
+        pellucid.train(tmp_path, steps=100, explain=True)

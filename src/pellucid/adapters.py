@@ -16,23 +16,26 @@ from pellucid.training.load import read_recipe
 from pellucid.training.recipe import Recipe
 
 
-def family_of_base(recipe: Recipe) -> Family | None:
+def family_of_base(recipe: Recipe, trust: bool = False) -> Family | None:
     """The family of the base model; for a model of our layout the first that can represent it, None if none can.
 
     A base that is gone counts as one of ours.
     """
     assert recipe.base is not None
-    path = find_folder(recipe.base.path, recipe.base.revision or None)
+    path = find_folder(recipe.base.path, recipe.base.revision or None, trust=trust)
     if (path / "config.json").exists():
-        return open_folder(path).family
+        return open_folder(path, trust=trust).family
     return next(iter(families_for(recipe.model)), None)
 
 
-def write_run_adapter(run: Path, folder: Path, checkpoint: str = "best", family: str | None = None) -> int:
+def write_run_adapter(
+    run: Path, folder: Path, checkpoint: str = "best", family: str | None = None, *, trust: bool = False
+) -> int:
     """Write the adapters of a run as a folder that peft reads, replacing its files. Returns the bytes of tensors.
 
     Modules have the names of the base's family (`family_of_base`); without one, those of the network, with the prefix
-    of a base that transformers opens with its own code. Raises RecipeError for a run without adapters.
+    of a base that transformers opens with its own code. `trust` opens a base whose weights are pickles. Raises
+    RecipeError for a run without adapters.
     """
     recipe = read_recipe(run)
     if recipe.base is None or not recipe.adapt.rank:
@@ -43,13 +46,13 @@ def write_run_adapter(run: Path, folder: Path, checkpoint: str = "best", family:
             f"whole model, with its adapters merged (pellucid convert {run} FOLDER)"
         )
     checkpoint_file = named_checkpoint(run, checkpoint)
-    goal = FAMILIES[family] if family else family_of_base(recipe)
+    goal = FAMILIES[family] if family else family_of_base(recipe, trust)
     scale = recipe.adapt.scaled_by / recipe.adapt.rank
     changes = dict(changes_of(factors(checkpoint_file.weights), scale, recipe.model, goal))
-    base = find_folder(recipe.base.path, recipe.base.revision or None)
+    base = find_folder(recipe.base.path, recipe.base.revision or None, trust=trust)
     if (base / "config.json").exists():
         if goal is None:
             changes = {PREFIX + module: change for module, change in changes.items()}
-        elif open_folder(base).tower is not None:
+        elif open_folder(base, trust=trust).tower is not None:
             changes = {whole_model_name(module): change for module, change in changes.items()}
     return write_files(folder, changes, recipe.adapt.rank, recipe.base.path, recipe.base.revision)

@@ -36,7 +36,7 @@ UNKNOWN = 0.001
 UNLIKE = 0.2
 #: passes after which more add little, and next to nothing (Muennighoff et al. 2023)
 MANY_PASSES, TOO_MANY_PASSES = 16, 40
-#: bits that a parameter can memorize (Morris et al. 2025)
+#: bits that a parameter can memorise (Morris et al. 2025)
 BITS_PER_PARAMETER = 3.6
 
 
@@ -145,7 +145,7 @@ def warn_of_repeats(repeats: Repeats) -> list[str]:
     if repeats.share < REPEATED:
         return []
     return [
-        f"{repeats.share:.0%} of the held-out text also stands in the training text ({repeats.windows:,} windows of "
+        f"{repeats.share:.0%} of the held-out text also occurs in the training text ({repeats.windows:,} windows of "
         f"{repeats.length} tokens were looked for): the held-out loss is lower than on new text. Remove copies, or "
         "put text that belongs together into one file"
     ]
@@ -171,7 +171,7 @@ def warn_of_unlike(own: float, scores: list[Baseline]) -> list[str]:
 
 
 def warn_of_too_few(recipe: Recipe, passes: float, train: Part, bits_per_byte: float) -> list[str]:
-    """A warning if the text is read more often than helps, or so often that the model can memorize it.
+    """A warning if the text is read more often than helps, or so often that the model can memorise it.
 
     The information in a text is estimated by the bits per byte of the best n-gram.
     """
@@ -184,7 +184,7 @@ def warn_of_too_few(recipe: Recipe, passes: float, train: Part, bits_per_byte: f
     holds = bits_per_byte * train.n_bytes
     if passes >= MANY_PASSES and n * BITS_PER_PARAMETER > holds:
         return [
-            f"{read}, and the model's {n:,} parameters can memorize all of it (about {BITS_PER_PARAMETER} bits "
+            f"{read}, and the model's {n:,} parameters can memorise all of it (about {BITS_PER_PARAMETER} bits "
             f"each; the text has about {holds / 1e6:,.1f} million): watch the held-out loss. Add text, or use a "
             "smaller model or dropout"
         ]

@@ -4,6 +4,8 @@ import difflib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,9 +19,9 @@ from pellucid.hub import transformers_bridge as source
 from pellucid.hub.card import write_card
 from pellucid.hub.families import FAMILIES, FamilyError, config_of, each_to_ours, each_to_theirs
 from pellucid.hub.files import ADAPTER, FolderError, read_object
-from pellucid.hub.folder import Folder
+from pellucid.hub.folder import NO_TOKENIZER, Folder
 from pellucid.hub.gguf import from_gguf as gguf_to_ours
-from pellucid.hub.gguf import read_gguf, write_gguf
+from pellucid.hub.gguf import notes_on_gguf_tokenizer, read_gguf, write_gguf
 from pellucid.hub.open import check_checkpoint, find_folder, open_folder, read_network
 from pellucid.hub.own_code import MODEL_TYPE, PREFIX, model_class, write_code
 from pellucid.hub.peft import Changed, read_adapter
@@ -34,6 +36,7 @@ from pellucid.hub.write import (
     no_progress,
     write_chat,
     write_config,
+    write_end_ids,
     write_object,
     write_tensors,
     write_tokenizer,
@@ -66,6 +69,8 @@ NO_NGRAM = (
     "The n-gram that the run stores (train --mix auto) is left out: this is the network alone, and its losses are "
     "those without the n-gram."
 )
+#: what is said of a model whose tokenizer cannot be used here (`Folder.own_tokenizer`)
+TOKENIZER_LEFT_OUT = "The tokenizer of the model is left out, because Pellucid cannot use it."
 #: what a card says where rates of dropout are left out
 NO_DROPOUT = "Dropout rates, which matter only in training, are left out: this family has no fields for them."
 Layout = Literal["pellucid", "huggingface", "gguf", "adapter"]
@@ -167,7 +172,7 @@ def convert(
     model = read_model(given, checkpoint=checkpoint, revision=revision, trust=trust)
     theirs = model.folder is not None and bool(model.folder.config)
     layout = to or ("gguf" if destination.suffix == ".gguf" else "pellucid" if theirs else "huggingface")
-    goal = Goal(layout, destination.name, family, shard, weights, licence, checkpoint, compare, progress)
+    goal = Goal(layout, destination.name, family, shard, weights, licence, checkpoint, trust, compare, progress)
     goal.check()
     if model.architecture.readout == "none" and (layout != "pellucid" or compare):
         raise FolderError(
@@ -175,7 +180,9 @@ def convert(
             "without a comparison (to='pellucid', compare=False; --no-compare)"
         )
     progress("writing the weights", 0, 0)
-    left_out = (NO_NGRAM,) if model.run is not None and (model.run / "ngram").exists() else ()
+    left_out = sentences_on_conversion(model, layout)
+    if layout == "gguf" and find_spec("gguf") is None:
+        raise FolderError(f"{destination}: GGUF files are written by the package gguf: pip install gguf")
     with written_aside(destination, single_file=layout == "gguf") as folder:
         n_bytes, parity = WRITERS[layout](model, folder, goal)
         exported_family, written = goal.exported(model) if layout == "huggingface" else (None, model)
@@ -185,6 +192,16 @@ def convert(
             notes = [*left_out, *([NO_DROPOUT] if written.architecture != model.architecture else [])]
             write_card(folder, written.architecture, layout, said, licence, model.about | {"notes": notes}, code)
     return Converted(destination, layout, n_bytes, parity, code, left_out)
+
+
+def sentences_on_conversion(model: SourceModel, layout: Layout) -> tuple[str, ...]:
+    """What the result lacks, or does otherwise than the model."""
+    said = [NO_NGRAM] if model.run is not None and (model.run / "ngram").exists() else []
+    if model.folder is not None and model.tokenizer is None and model.folder.why_no_tokenizer() != NO_TOKENIZER:
+        said.append(TOKENIZER_LEFT_OUT)
+    if layout == "gguf" and model.tokenizer is not None:
+        said += notes_on_gguf_tokenizer(model.tokenizer)
+    return tuple(said)
 
 
 def check_request(
@@ -217,6 +234,7 @@ class Goal:
     weights: Kept | None
     licence: str | None
     checkpoint: str
+    trust: bool
     compare: bool
     progress: Callable[[str, int, int], object]
 
@@ -273,7 +291,8 @@ def read_model(
     recipe = read_json(path / "recipe.json")
     if (kind := recipe.get("kind", "transformer") if isinstance(recipe, dict) else None) != "transformer":
         raise FolderError(f"{path} is a run of kind {kind}: only transformers are converted")
-    network, tokenizer, step = load_run(path, checkpoint, torch.device("cpu"), base_weights)
+    weights_of_base, device = partial(base_weights, trust=trust), torch.device("cpu")
+    network, tokenizer, step = load_run(path, checkpoint, device, weights_of_base, trust=trust)
     tokenizer = as_trained(tokenizer, read_recipe(path))
     state = state_of(network)
     about = {"source": f"{path.name}, step {step}", "data": read_json(path / "data.json")}
@@ -352,12 +371,12 @@ def to_adapter(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parit
     """Write a run's adapters alone; merged from the written files, they must give the run's logits."""
     if model.run is None:
         raise FolderError("to = adapter: the model is not a run of adapters (pellucid train --from MODEL --lora 8)")
-    n_bytes = write_run_adapter(model.run, folder, goal.checkpoint, goal.family)
+    n_bytes = write_run_adapter(model.run, folder, goal.checkpoint, goal.family, trust=goal.trust)
     if not goal.compares:
         return n_bytes, None
     recipe = read_recipe(model.run)
-    family = FAMILIES[goal.family] if goal.family else family_of_base(recipe)
-    a, base = model.architecture, base_weights(recipe)
+    family = FAMILIES[goal.family] if goal.family else family_of_base(recipe, goal.trust)
+    a, base = model.architecture, base_weights(recipe, goal.trust)
     changes = {
         text_model_name(module): change for module, change in read_adapter(folder, read_object(folder, ADAPTER)).items()
     }
@@ -377,6 +396,8 @@ def write_pellucid(model: SourceModel, folder: Path, progress: Progress = no_pro
     write_object(folder / "architecture.json", model.architecture.to_dict())
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
+    elif model.folder is not None:
+        write_end_ids(folder, model.folder.end_ids)
     if model.chat_template is not None:
         write_chat_template(folder, model.chat_template)
     write_loader(folder)
@@ -388,7 +409,7 @@ def write_huggingface(
 ) -> int:
     """Write config.json, generation_config.json, weights, the tokenizer's files, and code if there is no family."""
     a = model.architecture
-    write_config(folder, a, family, model.tokenizer, dtype_of(model.ours()))
+    write_config(folder, a, family, model.tokenizer, dtype_of(model.ours()), model.folder)
     if model.tokenizer is not None:
         write_tokenizer(folder, model.tokenizer, a.n_ctx, a)
         if model.chat_template is not None:

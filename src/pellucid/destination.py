@@ -3,6 +3,7 @@ a result or nothing of it.
 """
 
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -32,8 +33,7 @@ def check_destination(path: str | Path) -> None:
         raise DestinationError(f"{path} cannot be written: {above} is not a folder; choose another path")
     try:
         trial = tempfile.mkdtemp(prefix=".pellucid-", dir=above)
-        # while it is written, the file has a longer name: .NAME.writing-PID
-        names = [*missing[:-1], f".{missing[-1]}.writing-{os.getpid()}"] if missing else []
+        names = [*missing[:-1], name_aside(missing[-1])] if missing else []  # it is longer
         Path(trial, *names).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise DestinationError(f"{path} cannot be written: {_reason(error, above)}; choose another path") from None
@@ -49,6 +49,13 @@ def _reason(error: Exception, folder: Path) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
+def name_aside(name: str) -> str:
+    """The name of a file or folder while it is written. The number of the process alone may be that of what was left
+    over: in a container it is often 1.
+    """
+    return f".{name}.writing-{os.getpid()}-{secrets.token_hex(4)}"
+
+
 @contextmanager
 def written_aside(destination: Path, *, single_file: bool = False) -> Iterator[Path]:
     """A folder that gets the destination's name in one rename if the block succeeds, and is removed otherwise.
@@ -56,7 +63,7 @@ def written_aside(destination: Path, *, single_file: bool = False) -> Iterator[P
     With `single_file`, the file of the destination's name in the folder gets it instead. Raises DestinationError where
     the destination has come into being meanwhile.
     """
-    folder = destination.with_name(f".{destination.name}.writing-{os.getpid()}")
+    folder = destination.with_name(name_aside(destination.name))
     folder.mkdir(parents=True)
     try:
         yield folder
@@ -81,18 +88,25 @@ def replace_file(path: Path, content: bytes) -> None:
     flush_folder(path.parent)
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the system name this path where it names none: writing to an open file does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = error.filename or str(path)
+        raise
+
+
 def write_durably(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
     """The bytes are on disk when this returns; they may come piece by piece. An OSError names the file."""
-    try:
-        with open(path, "wb") as file:
-            for piece in [content] if isinstance(content, bytes) else content:
-                file.write(piece)
-                del piece  # before the next one is made
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
+    with naming(path), open(path, "wb") as file:
+        for piece in [content] if isinstance(content, bytes) else content:
+            file.write(piece)
+            del piece  # before the next one is made
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def flush_files(folder: Path) -> None:

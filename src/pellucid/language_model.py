@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
@@ -22,6 +23,7 @@ from pellucid.generate.scoring import Score, score
 from pellucid.generate.text import Generated, GenerateOptions, TextPiece, generate, stream_generate
 from pellucid.hub.folder import LoadWarning
 from pellucid.hub.open import check_checkpoint, check_revision, find_folder, is_local, open_folder, read_network
+from pellucid.hub.write import write_end_ids
 from pellucid.lens.analysis.ablation import Ablation, ablate
 from pellucid.lens.analysis.heads import KINDS, Heads, HeadScore, detect_heads
 from pellucid.lens.analysis.metrics import Metric
@@ -65,8 +67,8 @@ class LanguageModel:
     """A transformer with its tokenizer: generate text, score text, look inside, save.
 
     `pellucid.load` opens one. The network is a torch module and is used as it is: no conversion, no rewritten weights.
-    `provenance` holds the folder that the weights come from, and the step of a run. `chat_template` turns a
-    conversation into what the model reads, for a model that was trained on conversations.
+    `provenance` holds the folder that the weights come from, the step of a run, and `trust` where a run was opened with
+    it. `chat_template` turns a conversation into what the model reads, for a model that was trained on conversations.
     """
 
     network: Transformer
@@ -176,7 +178,10 @@ class LanguageModel:
             )
 
         result = score_given(score_text, text, reading)
-        return with_baselines(result, self.provenance.get("folder"), self.tokenizer, progress) if baselines else result
+        if not baselines:
+            return result
+        run, trust = self.provenance.get("folder"), bool(self.provenance.get("trust"))
+        return with_baselines(result, run, self.tokenizer, progress, trust=trust)
 
     def mixed_with(self, other: Predictor | None = None, weight: float | None = None) -> Predictor:
         """Mix with an n-gram (`pellucid.predictors.transformer_mixture`).
@@ -186,7 +191,8 @@ class LanguageModel:
         """
         if other is None:
             return mixed_with_stored(self.network, self.tokenizer, self.provenance, weight)
-        return mixed_with(self.network, self.tokenizer, other, 0.5 if weight is None else weight)
+        share = 0.5 if weight is None else weight
+        return mixed_with(self.network, self.tokenizer, other, share, self.provenance)
 
     def fill(self, text: str, *, top: int = 5) -> list[Filling]:
         """What may stand at each [MASK] in `text`; for masked models (`pellucid.generate.fill.fill`)."""
@@ -288,9 +294,9 @@ class LanguageModel:
         self,
         text: Texts | None = None,
         *,
-        rows: int = 4,
+        rows: int | None = None,
         period: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         kinds: Sequence[HeadScore] = KINDS,
         **options: Unpack[InputOptions],
     ) -> Heads:
@@ -347,7 +353,8 @@ class LanguageModel:
         run = Path(folder) if folder and (Path(folder) / "recipe.json").exists() else None
 
         def at_step(step: int) -> LanguageModel:
-            return load(str(run), checkpoint=str(step), device=str(self.network.embed.token.weight.device))
+            device, trust = str(self.network.embed.token.weight.device), bool(self.provenance.get("trust"))
+            return load(str(run), checkpoint=str(step), device=device, trust=trust)
 
         name = Path(folder).name if folder else "model"
         session = Session(self, name=name, load=at_step if run else None, steps=steps_of(run) if run else ())
@@ -378,7 +385,7 @@ class LanguageModel:
         return verify(self.network if only_ids else self, prompts, progress)
 
     def save(self, folder: str | Path, *, edits: Sequence[Edit] = ()) -> Path:
-        """Write architecture.json, model.safetensors, and tokenizer files (where there are any) into a new folder.
+        """Write architecture.json, model.safetensors, and the tokenizer, or the ids that end a text, into a new folder.
 
         `edits` are written into the weights, where they are a change of weights; EditError, and nothing written, else.
         """
@@ -388,7 +395,9 @@ class LanguageModel:
         check_destination(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "architecture.json").write_text(json.dumps(network.architecture.to_dict(), indent=1) + "\n")
-        if not isinstance(self.tokenizer, IdTokenizer):
+        if isinstance(self.tokenizer, IdTokenizer):
+            write_end_ids(folder, self.tokenizer.ends)
+        else:
             self.tokenizer.save(folder)
             if self.chat_template is not None:
                 write_chat_template(folder, self.chat_template)
@@ -418,7 +427,8 @@ def load(
                 its main one
     device      auto, cpu, cuda, ...
     dtype       of the weights; a run is trained and saved in float32
-    trust       open pickled weights, and tokenizers whose patterns are not known to be safe. No code is ever run
+    trust       open pickled weights, and tokenizers whose patterns are not known to be safe; a run that started from
+                such a model needs it too. No code is ever run
     tokenizer   a tokenizer, or its file or folder, in place of the model's own. Where a folder has none and none is
                 given, texts are ids in digits ("17 4 250")
     allow_nan   open a model although its weights hold NaN or infinity, to look into it
@@ -434,10 +444,12 @@ def load(
             raise ModelError(
                 f"{folder} is a run, which has the tokenizer that it was trained with: leave tokenizer out"
             )
-        network, own, step = load_run(folder, checkpoint, torch_device, base_weights, dtype)
+        weights_of_base = partial(base_weights, trust=trust)
+        network, own, step = load_run(folder, checkpoint, torch_device, weights_of_base, dtype, trust=trust)
         check_finite(network, f"{folder}, step {step}", allow_nan)
         own = as_trained(own, read_recipe(folder))
-        return LanguageModel(network, own, {"folder": str(folder), "step": step}, read_chat_template(folder))
+        provenance: dict[str, Any] = {"folder": str(folder), "step": step} | ({"trust": True} if trust else {})
+        return LanguageModel(network, own, provenance, read_chat_template(folder))
     opened = open_folder(folder := find_folder(model, revision, trust=trust), trust=trust)
     reads, chat_template, sentences = opened.described(tokenizer)
     for sentence in sentences:
@@ -455,9 +467,9 @@ def heads_over(
     steps: Sequence[int] | None = None,
     revisions: None = None,
     text: Texts | None = None,
-    rows: int = 4,
+    rows: int | None = None,
     period: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     **options: Unpack[InputOptions],
 ) -> dict[int, Heads]: ...
 
@@ -468,9 +480,9 @@ def heads_over(
     *,
     revisions: Sequence[str],
     text: Texts | None = None,
-    rows: int = 4,
+    rows: int | None = None,
     period: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     **options: Unpack[InputOptions],
 ) -> dict[str, Heads]: ...
 
@@ -481,9 +493,9 @@ def heads_over(
     steps: Sequence[int] | None = None,
     revisions: Sequence[str] | None = None,
     text: Texts | None = None,
-    rows: int = 4,
+    rows: int | None = None,
     period: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     **options: Unpack[InputOptions],
 ) -> dict[int, Heads] | dict[str, Heads]:
     """The scores of the heads at each checkpoint of a model: how they came to do what they do.

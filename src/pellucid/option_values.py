@@ -60,7 +60,7 @@ def parse_value(name: str, value: Any, hint: Any) -> Any:
         number = hint(value) if isinstance(value, str) else value
     except ValueError:
         number = None
-    if hint is float and isinstance(number, int):
+    if hint is float and isinstance(number, int) and not isinstance(number, bool):
         number = float(number)
     if not isinstance(number, hint) or isinstance(number, bool):
         raise ArchitectureError(f"{name} = {value!r}: expected {'an integer' if hint is int else 'a number'}")

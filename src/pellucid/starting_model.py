@@ -91,21 +91,21 @@ class StartingModel:
     base: Base
 
 
-def open_starting_model(model: str | Path, revision: str | None = None) -> StartingModel:
+def open_starting_model(model: str | Path, revision: str | None = None, *, trust: bool = False) -> StartingModel:
     """The model of this path, or of this name on the hub in a revision of it; of a run the best checkpoint.
 
-    Every number is looked at once. Raises ValueError, as `pellucid.load` does, for what is no model, is damaged, or
-    holds NaN or infinity.
+    Every number is looked at once. `trust` is that of `pellucid.load`. Raises ValueError, as that does, for what is no
+    model, is damaged, or holds NaN or infinity.
     """
     check_revision(Path(model), revision)
     if (Path(model) / "recipe.json").exists():
         run, recipe = Path(model), read_recipe(Path(model))
         architecture = recipe.model
-        weights, step = run_weights(run, "best")
-        tokenizer = as_trained(load_tokenizer(run), recipe)
+        weights, step = run_weights(run, "best", trust)
+        tokenizer = as_trained(load_tokenizer(run, trust=trust), recipe)
         template, where = read_chat_template(run), f"{run}, step {step}"
     else:
-        folder, step = open_folder(find_folder(model, revision)), ""
+        folder, step = open_folder(find_folder(model, revision, trust=trust), trust=trust), ""
         architecture, where = folder.architecture, str(folder.path)
         tokenizer, template, sentences = folder.described()
         for sentence in sentences:
@@ -128,13 +128,13 @@ def folder_weights(folder: Folder) -> StoredWeights:
     return FileWeights(folder.state(), shapes, folder.files.release if folder.files else lambda: None)
 
 
-def run_weights(run: Path, checkpoint: str) -> tuple[StoredWeights, str]:
+def run_weights(run: Path, checkpoint: str, trust: bool = False) -> tuple[StoredWeights, str]:
     """The weights of a run at a checkpoint (best, last, or a step), and its step. Raises WeightsError."""
     recipe = read_recipe(run)
     shapes = parameter_shapes(recipe.model)
     found = named_checkpoint(run, checkpoint, at_once=bool(recipe.adapt.rank))
     if recipe.adapt.rank:
-        weights = base_weights(recipe)
+        weights = base_weights(recipe, trust)
         adapted = build_network(recipe, torch.device("meta"), weights)
         check_same_shapes(shapes_of(trained_state(adapted)), shapes_of(found.weights), f"{run}, step {found.step}")
         return MergedWeights(weights, found.weights, recipe), str(found.step)
@@ -151,7 +151,7 @@ def fingerprint(weights: Weights) -> str:
     return digest.hexdigest()
 
 
-def base_weights(recipe: Recipe) -> StoredWeights:
+def base_weights(recipe: Recipe, trust: bool = False) -> StoredWeights:
     """The weights that a run starts from or whose adapters it trains, read from their original place.
 
     Ids that are new to the vocabulary have their first rows. Raises RecipeError if the weights are gone or have
@@ -159,12 +159,15 @@ def base_weights(recipe: Recipe) -> StoredWeights:
     """
     assert recipe.base is not None
     path, what = (
-        find_folder(recipe.base.path, recipe.base.revision or None),
+        find_folder(recipe.base.path, recipe.base.revision or None, trust=trust),
         "the adapters change" if recipe.adapt.rank else "the run starts from",
     )
     try:
         is_run = (path / "recipe.json").exists()
-        weights = run_weights(path, recipe.base.checkpoint)[0] if is_run else folder_weights(open_folder(path))
+        if is_run:
+            weights = run_weights(path, recipe.base.checkpoint, trust)[0]
+        else:
+            weights = folder_weights(open_folder(path, trust=trust))
     except ValueError as error:
         raise RecipeError(f"the model that {what} cannot be read: {error}") from None
     if fingerprint(weights) != recipe.base.sha256:

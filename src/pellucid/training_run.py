@@ -23,7 +23,7 @@ from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.length import with_length
 from pellucid.runs.live_reporter import make_reporter
 from pellucid.runs.options import RecipeError, with_train
-from pellucid.runs.pipeline import NO_FOLDER, Run, follow_run, resume_run, start_run
+from pellucid.runs.pipeline import NO_FOLDER, OF_MACHINE, Run, computed_here, follow_run, resume_run, start_run
 from pellucid.runs.processes import ALONE, Processes, world_size
 from pellucid.runs.reporter import PlainReporter, QuietReporter
 from pellucid.starting_model import base_weights, open_starting_model
@@ -34,6 +34,7 @@ from pellucid.training.recipe import (
     Recipe,
     check_changes,
     differences,
+    full_name,
     make_recipe,
     make_recipe_on,
     overlay,
@@ -64,6 +65,7 @@ class TransformerRunOptions(AnyRunOptions, total=False):
 
     from_model: str | Path | None
     revision: str | None
+    trust: bool
     preset: str | None
     recipe: Recipe | str | Path | None
     mix: Literal["auto"] | None
@@ -116,6 +118,7 @@ def train(
     resume: bool = False,
     from_model: str | Path | None = None,
     revision: str | None = None,
+    trust: bool = False,
     predictor: str | None = None,
     preset: str | None = None,
     recipe: Recipe | str | Path | None = None,
@@ -144,10 +147,12 @@ def train(
                 neither has one
     held_out    what is measured on and never trained on: a share of the text (a tenth unless given), or files and
                 folders of your own
-    resume      continue the run in `out` exactly; a length makes it longer, the layout of the processes and the tracker
-                may change, and other options are refused
+    resume      continue the run in `out` exactly; a length makes it longer, the layout of the processes, the tracker,
+                the device and train.compile may change, and other options are refused
     from_model  start from the weights, tokenizer and architecture of this run or saved model
     revision    of a name on the Hugging Face hub to start from: a branch, a tag or a commit
+    trust       open a model to start from whose weights are pickles, and a tokenizer (that model's, one at a path, or
+                that of a resumed run) whose patterns are not known to be safe; such a run is loaded with trust too
     mix         auto: also count an n-gram on the training text and store it in the run. Its share beside the network is
                 fitted on training text that neither has seen, and bits per byte are reported with and without it; the
                 same as the field train.mix (`pellucid.predictors.mixed_training`)
@@ -170,8 +175,9 @@ def train(
         what = "standard input is read by one process" if kind == "transformer" else f"{kind} trains in one process"
         raise RecipeError(f"{what}, and {world_size()} were started: leave out --processes")
     if kind != "transformer":
-        of_transformers = {"preset": preset, "recipe": recipe, "from": from_model, "opens_in": opens_in, "mix": mix}
-        if not_here := [name for name, value in (of_transformers | {"explain": explain or None}).items() if value]:
+        of_transformers: dict[str, Any] = {"preset": preset, "recipe": recipe, "from": from_model, "opens_in": opens_in}
+        of_transformers |= {"mix": mix, "explain": explain, "trust": trust}
+        if not_here := [name for name, value in of_transformers.items() if value]:
             raise RecipeError(f"{not_here[0]} applies to a transformer, not to predictor = {kind}: leave it out")
         if kind != IMAGES:
             predictor_kind = cast(PredictorKind, kind)
@@ -191,16 +197,16 @@ def train(
     reporter = make_reporter() if show else QuietReporter()
     with joined_processes() as processes:
         if not processes.is_first:
-            return follow_transformer(tuple(map(str, inputs)), processes)
+            return follow_transformer(tuple(map(str, inputs)), processes, trust)
         if resume:
             if explain:
                 raise RecipeError(
                     "explain describes how the sizes of a new run are chosen: leave it out when you resume one"
                 )
             paths = tuple(map(str, inputs))
-            run = resume_transformer(paths, out, preset, start, changes, length, reporter, processes, opens_in)
+            run = resume_transformer(paths, out, preset, start, changes, length, reporter, processes, opens_in, trust)
         else:
-            run_recipe, base = new_recipe(inputs, preset, start, changes, from_model, revision, opens_in)
+            run_recipe, base = new_recipe(inputs, preset, start, changes, from_model, revision, opens_in, trust)
             run_recipe = with_length(run_recipe, length)
             is_open = preset is None and from_model is None and start is None
             sizes = sizing_of(run_recipe, changes, open_=is_open, explain=explain)
@@ -210,16 +216,17 @@ def train(
                 checks=pre_run_checks,
                 choose_sizes=sizes.get("size"),
                 processes=processes,
+                trust=trust,
                 **base,
             )
             run = start_run(trainable, None if out is None else Path(out), reporter, began)
-        return with_adapter(finalize(run, reporter))
+        return with_adapter(finalize(run, reporter), trust)
 
 
-def with_adapter(run: Run[Recipe]) -> Run[Recipe]:
+def with_adapter(run: Run[Recipe], trust: bool = False) -> Run[Recipe]:
     """The run itself, its best adapters written beside its checkpoints where they alone make up what was trained."""
     if run.recipe.adapt.rank and not run.recipe.new_ids and steps_of(run.path):
-        write_run_adapter(run.path, run.path / "adapter")
+        write_run_adapter(run.path, run.path / "adapter", trust=trust)
     return run
 
 
@@ -237,16 +244,16 @@ def joined_processes() -> AbstractContextManager[Processes]:
     return joined()
 
 
-def follow_transformer(inputs: tuple[str, ...], processes: Processes) -> Run[Recipe]:
+def follow_transformer(inputs: tuple[str, ...], processes: Processes, trust: bool = False) -> Run[Recipe]:
     """Train together with the first process, in the run that it has started or resumed; `inputs` where they moved."""
     run_dir, step = processes.announced()
     recipe = read_recipe(run_dir)
     divides = recipe.parallel.shard * recipe.parallel.tensor > 1  # else the first process sends the first weights
     starts_from = recipe.base is not None and (recipe.adapt.rank or (step is None and divides))
-    weights = base_weights(recipe) if starts_from else None
+    weights = base_weights(recipe, trust) if starts_from else None
     moved_recipe = replace(recipe, inputs=inputs or recipe.inputs)
     sampler = sampler_for(recipe.train.objective)
-    trainable = trainable_class(recipe)(moved_recipe, sampler, weights=weights, processes=processes)
+    trainable = trainable_class(recipe)(moved_recipe, sampler, weights=weights, processes=processes, trust=trust)
     return follow_run(trainable, run_dir, step)
 
 
@@ -274,6 +281,7 @@ def new_recipe(
     from_model: str | Path | None,
     revision: str | None,
     opens_in: Target | None,
+    trust: bool = False,
 ) -> tuple[Recipe, dict[str, Any]]:
     """The recipe of a new run of a transformer; and, of `from_model`, the tokenizer and weights that it starts with."""
     if isinstance(start, Recipe):
@@ -283,7 +291,7 @@ def new_recipe(
     paths = tuple(str(Path(path)) for path in inputs)
     base: dict[str, Any] = {}
     if from_model is not None:
-        recipe, base = start_from(from_model, revision, paths, preset, changes, start)
+        recipe, base = start_from(from_model, revision, paths, preset, changes, start, trust)
     else:
         recipe = make_recipe(paths, preset, changes, start)
         if opens_in is not None:
@@ -309,6 +317,7 @@ def start_from(
     preset: str | None,
     changes: dict[str, Any],
     start: Recipe | Path | None,
+    trust: bool = False,
 ) -> tuple[Recipe, dict[str, Any]]:
     """The recipe of a run that starts from a model, and the tokenizer and weights that it starts with."""
     if preset:
@@ -316,7 +325,7 @@ def start_from(
     check_changes(changes, start, paths)
     if (Path(model) / "recipe.json").exists() and (kind := kind_of(Path(model))) != "transformer":
         raise ModelError(f"{model} is a run of kind {kind}: --from needs a transformer")
-    source = open_starting_model(model, revision)
+    source = open_starting_model(model, revision, trust=trust)
     run_recipe = replace(make_recipe_on(source.architecture, paths, changes, start), base=source.base)
     opened = {"tokenizer": source.tokenizer, "chat_template": source.chat_template, "weights": source.weights}
     return run_recipe, opened
@@ -332,8 +341,11 @@ def resume_transformer(
     reporter: PlainReporter,
     processes: Processes,
     opens_in: Target | None = None,
+    trust: bool = False,
 ) -> Run[Recipe]:
-    """Resume the run in `out`; every option but the layout of the processes and the tracker must be the run's."""
+    """Resume the run in `out`; every option must be the run's, but the layout of the processes, the tracker, the device
+    and whether steps are compiled.
+    """
     if out is None:
         raise RecipeError(NO_FOLDER)
     recipe = read_recipe(Path(out))
@@ -352,13 +364,16 @@ def resume_transformer(
         )
     # a run that started from a model and has lost its checkpoints begins again with that model's weights
     needs_base = recipe.base is not None and (recipe.adapt.rank or not steps_of(Path(out)))
-    weights = base_weights(recipe) if needs_base else None
+    weights = base_weights(recipe, trust) if needs_base else None
     text = replace(recipe.text, held_out_files=moved or recipe.text.held_out_files)
     keeps_layout = asked.parallel == ParallelOptions() and math.prod(recipe.parallel.sizes.values()) == processes.n
     layout = recipe.parallel if keeps_layout else asked.parallel
     moved_recipe = replace(recipe, inputs=inputs or recipe.inputs, text=text, parallel=layout)
     moved_recipe = with_train(moved_recipe, track=asked.train.track)
+    named = {full_name(name): value for name, value in changes.items()}
+    words = {n: "auto" if named.get(f"train.{n}") == "auto" else getattr(asked.train, n) for n in OF_MACHINE}
+    moved_recipe = computed_here(moved_recipe, words, reporter)
     trainable = trainable_class(recipe)(
-        moved_recipe, sampler_for(recipe.train.objective), weights=weights, processes=processes
+        moved_recipe, sampler_for(recipe.train.objective), weights=weights, processes=processes, trust=trust
     )
     return resume_run(trainable, Path(out), length, reporter, recipe)

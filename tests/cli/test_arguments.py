@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 import pellucid
 from pellucid.cli.commands import GeneratingModelOptions, SamplingOptions, WritingModelOptions, score_command
+from pellucid.cli.loading import loaded_from
 from pellucid.cli.options import CheckpointOptions, OptionError, check_arguments
 from pellucid.conversion import convert
-from pellucid.destination import DestinationError, check_destination
+from pellucid.destination import DestinationError, check_destination, written_aside
 from pellucid.generate.choose_step import Compile
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.pack_weights import Weights
@@ -99,6 +100,7 @@ WRONG = {
     "train text --from run --set learning_rate=-3": "learning_rate = -3",
     "train text --from run --preset gpt2": "leave out --preset gpt2",
     "train text --from run --lora 0": "--lora 0: expected",
+    "train text --set text.held_out_files=new": "new: there is no such file or folder",
     "train --resume": "name its folder with --out",
     "train --resume --out new": "does not exist",
     "train --resume --out run": "has no recipe.json",
@@ -197,6 +199,15 @@ def test_values_that_are_right_are_taken(tmp_path):
     check_arguments(score_command, {"model": "openai-community/gpt2", "file": "-"})
 
 
+def test_trust_is_for_transformers_alone(tmp_path):
+    """The tokenizers of predictors are not read with it, so that it would be ignored."""
+    (tmp_path / "recipe.json").write_text('{"kind": "ngram"}')
+    with pytest.raises(OptionError, match=r"--trust applies to a transformer, but .* is a run of another kind: leave"):
+        loaded_from(str(tmp_path), CheckpointOptions(trust=True))
+    with pytest.raises(ValueError, match="trust applies to a transformer, not to predictor = ngram"):
+        pellucid.train(tmp_path, predictor="ngram", trust=True)
+
+
 # Destinations -----------------------------------------------------------------------------------
 
 
@@ -238,6 +249,14 @@ def test_a_folder_without_permission(tmp_path, monkeypatch):
         check_destination(tmp_path / "new")
 
 
+def test_what_a_process_of_the_same_number_left_over_is_not_in_the_way(tmp_path):
+    """In a container each of them may have the number 1."""
+    (tmp_path / f".out.writing-{os.getpid()}").mkdir()
+    with written_aside(tmp_path / "out") as aside:
+        (aside / "file").write_text("whole")
+    assert (tmp_path / "out" / "file").read_text() == "whole"
+
+
 def fail(*_, **__):
     raise AssertionError("something was read")
 
@@ -270,7 +289,7 @@ def test_python_checks_the_destination_first(tmp_path, monkeypatch):
     for wrong in (
         {"kind": "char", "vocabulary": 9},
         {"kind": "word", "pattern": "gpt4"},
-        {"kind": "byte", "share": 0.5},
+        {"kind": "byte", "sample": 0.5},
     ):
         with pytest.raises(TokenizerError, match="leave it out"):
             pellucid.train_tokenizer(file, **wrong)

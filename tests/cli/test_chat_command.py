@@ -18,6 +18,7 @@ import torch
 from pellucid import cli
 from pellucid.architecture import Architecture, Attention
 from pellucid.cli.chat import HELP, Conversation, hold, lines_of
+from pellucid.generate.scoring import score_tokens
 from pellucid.language_model import LanguageModel
 from pellucid.model import Transformer
 from pellucid.model.weights import initialise
@@ -70,6 +71,16 @@ def test_commands(model):
     assert sum(p.surprisal for p in pieces) == pytest.approx(
         sum(float(number) for number in re.findall(r"\[(?:end )?([0-9.]+)\]", with_surprisal)), abs=0.04
     )
+
+
+def test_surprisal_is_that_of_score_where_a_network_has_more_rows_than_ids():
+    tokenizer, messages = ByteTokenizer().with_special(*CHATML_MARKERS), [{"role": "user", "content": "hi"}]
+    a = Architecture(n_vocab=tokenizer.n_vocab + 60, n_ctx=128, d_model=16, n_layers=1, attention=Attention(n_heads=2))
+    padded = LanguageModel(initialise(Transformer(a), 0).eval(), tokenizer, {}, ChatTemplate())
+    pieces = list(padded.reply(messages, max_tokens=6, temperature=0))
+    prompt = ChatTemplate().encode(messages, tokenizer)
+    log_probs = score_tokens(padded.network, [*prompt, *(p.token for p in pieces)], first=len(prompt))
+    assert [p.surprisal for p in pieces] == pytest.approx(-log_probs, abs=1e-4)
 
 
 def test_a_seed_gives_the_conversation_again_and_regenerate_another_answer(model):

@@ -120,6 +120,35 @@ def test_tokenizers(tmp_path, capsys):
     assert "exists" in capsys.readouterr().err
 
 
+def test_files_that_are_left_out_are_named_by_the_commands_of_tokenizers(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "good.txt").write_text("to be or not to be " * 50)
+    (texts / "bad.jsonl").write_text("{")
+    for command in (["show", str(trained), str(texts)], ["encode-corpus", str(texts), "--tokenizer", str(trained)]):
+        assert cli.main(["tokenizer", *command, "--skip-bad"]) == 0
+        errors = capsys.readouterr().err
+        assert "1 file that cannot be read was left out" in errors
+        assert "skipped bad.jsonl: it cannot be read: line 1" in errors
+
+
+def test_a_gguf_file_is_refused_at_once_without_its_package(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("pellucid.conversion.find_spec", lambda name: None)
+    assert cli.main(["convert", str(trained), str(tmp_path / "model.gguf")]) == 2
+    assert "GGUF files are written by the package gguf: pip install gguf" in capsys.readouterr().err
+    assert not (tmp_path / "model.gguf").exists()
+
+
+def test_hosts_may_be_named_several_times(trained, monkeypatch):
+    """Each --host is another name by which the server is asked."""
+    heard = []
+    monkeypatch.setattr("pellucid.serve.app.make_app", lambda served, **given: heard.extend(given["hosts"]))
+    monkeypatch.setattr("pellucid.serve.server.run_app", lambda *given: None)
+    assert cli.main(["serve", str(trained), "--host", "a.example", "--host", "b.example"]) == 0
+    assert heard[-2:] == ["a.example", "b.example"]
+
+
 def test_one_text_is_scored_by_what_can(trained, tmp_path, capsys):
     """A folder of two has two; a predictor has no windows to move by a stride, nor has a mixture with one."""
     for name in ("a.txt", "b.txt"):

@@ -121,6 +121,10 @@ def test_every_field_is_explained(kind, capsys, monkeypatch):
     found = [field for section in sections(kind) for field in section.fields]
     # model.dropout sets four rates at once; each of them is listed
     assert sorted(f.name for f in found) == sorted(name for name in expected if name != "model.dropout")
+    values = {field.name: field.values for field in found}
+    if kind == "transformer":
+        assert "path" in values["text.held_out_files"]
+        assert "1.0" in values["model.positions.long_factors"]
     for field in found:
         assert len(field.meaning.split()) >= 2, field.name
         assert not field.meaning.startswith("#")

@@ -17,6 +17,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 #: what takes minutes on a page, and what is run in its place
 SHORTER = {
+    r"(--resume .*)--minutes [\d.]+": r"\1--steps=4",
     r"--minutes [\d.]+": "--steps 3 --set n_layers=1 --set d_model=48 --set n_ctx=32",
     r"--steps \d+": "--steps 3",
     r"--vocabulary \d+": "--vocabulary 300",

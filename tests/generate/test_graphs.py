@@ -1,6 +1,7 @@
 """The step that can be recorded computes what the ordinary one does, on whichever device."""
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +49,7 @@ def test_a_recordable_step_is_the_ordinary_one(a, lengths):
     if has_fixed_shapes(network):
         agree(network, prompts, 1e-10)
     else:
-        with pytest.raises(GenerationError, match="encoder, n-grams, or masks"):
+        with pytest.raises(GenerationError, match="encoder, experts, n-grams, or masks"):
             generated(network, prompts, cuda_graphs=True)
 
 
@@ -56,11 +57,20 @@ def test_a_recordable_step_is_the_ordinary_one(a, lengths):
 def test_plain_networks_are_recordable():
     agree(make_network(SMALL), [[1, 2, 4], [5]], 1e-10)
     assert not has_fixed_shapes(make_network(Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2, ngrams=(2,))))
+    mixture = SMALL.with_fields({"mlp.experts": 2, "mlp.experts_per_token": 1})  # reads how many tokens each expert has
+    assert not has_fixed_shapes(make_network(mixture))
 
 
 @pytest.mark.gpu
 def test_a_recorded_step_is_the_ordinary_one():
     agree(make_network(SMALL).to("cuda"), [[1, 2, 4], [5]], 1e-9)
+
+
+@pytest.mark.gpu
+def test_a_step_is_recorded_on_the_device_of_the_network():
+    """Which is not the current one, where there are two."""
+    last = torch.device("cuda", torch.cuda.device_count() - 1)
+    agree(make_network(SMALL).to(last), [[1, 2, 4], [5]], 1e-9)
 
 
 def test_a_network_on_the_cpu_is_refused():

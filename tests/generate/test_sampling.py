@@ -145,6 +145,11 @@ def test_logits_of_the_caller_stay_and_forbidden_ids_never_come(logits, top_p, t
     assert torch.equal(logits, before)
 
 
+def test_a_whole_number_of_tokens_may_be_a_float():
+    logits = rows([0.0, 1.0, 2.0, 3.0])
+    assert torch.equal(probabilities(logits, Sampling(top_k=2.0)), probabilities(logits, Sampling(top_k=2)))
+
+
 @given(logits_rows(), st.lists(st.floats(0, 1, exclude_max=True), min_size=3, max_size=3))
 def test_a_row_does_not_depend_on_the_other_rows(logits, numbers):
     numbers = numbers[: len(logits)]

@@ -1,5 +1,6 @@
 """Scores in the units they claim, of the bytes that were given, with the borders drawn as documented."""
 
+import json
 import math
 
 import numpy as np
@@ -15,6 +16,7 @@ from pellucid.architecture import Architecture, Attention
 from pellucid.generate import GenerationError, ScoringError, score, score_continuation, score_tokens
 from pellucid.generate.scoring import lay_windows
 from pellucid.model import Transformer
+from pellucid.text.tokenizers.bpe import BPETokenizer
 from pellucid.text.tokenizers.external import ExternalTokenizer
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, learn_tokenizer
 
@@ -242,6 +244,26 @@ def test_a_tokenizer_that_changes_the_text_is_scored_and_says_so():
     unknown = score(network, tokenizer, "to zephyr be")
     assert unknown.pieces == [b"to ", b"zephyr ", b"be"]
     assert unknown.why_not_comparable.startswith("1 of 3 tokens is an unknown")
+
+
+def test_a_byte_level_tokenizer_that_changes_the_text_is_scored():
+    """Composed characters (Pythia, Qwen) are other bytes, and a space before every text is none of them; it failed."""
+    content = json.loads(BPE.to_json())
+    composing = BPETokenizer(json.dumps(content | {"normalizer": {"type": "NFC"}}))
+    network = uniform_network(BPE.n_vocab)
+    text = "cafe\u0301 to be, na\u00efve"
+    changed = score(network, composing, text)
+    assert b"".join(changed.pieces) == text.encode()
+    assert len(changed.pieces) == len(changed.ids)
+    assert changed.why_not_comparable.startswith("the tokenizer normalizes the text before it encodes it")
+    assert not score(network, composing, "caf\u00e9 to be").why_not_comparable
+    content["pre_tokenizer"]["add_prefix_space"] = True
+    spaced = BPETokenizer(json.dumps(content))
+    assert not spaced.lossless
+    for text in ("to be", " to be"):
+        result = score(network, spaced, text)
+        assert b"".join(result.pieces) == text.encode()
+        assert not result.why_not_comparable
 
 
 def test_a_blank_before_every_text_is_no_byte_of_it():

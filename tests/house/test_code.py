@@ -124,7 +124,7 @@ def test_what_is_unwanted_would_be_found():
 
 def test_no_test_is_skipped_or_expected_to_fail():
     """Tests of data that is not shipped ask for the fixture `needs_data`, tests of a page in a browser for
-    `needs_browser`; nothing else is left out."""
+    `needs_browser`, and tests of a GPU have the marker `gpu`; nothing else is left out."""
     unwanted = ("skip", "skipif", "xfail", "importorskip", "SkipTest")
     for path in sorted(TESTS.rglob("*.py")):
         text = path.read_text(encoding="utf-8")

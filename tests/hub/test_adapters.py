@@ -184,6 +184,21 @@ def test_an_architecture_that_no_family_says_keeps_our_names(desk):
     assert torch.allclose(logits(again, tokens), logits(model, tokens), atol=1e-6)
 
 
+def test_an_adapter_brings_its_own_tokenizer_and_template(desk, shakespeare):
+    """Trained elsewhere, it may be read with other markers than its base."""
+    folder, tokenizer = desk
+    base = write_theirs(folder / "base", "gpt2", tokenizer)
+    adapter = adapt(folder, base, steps=2) / "adapter"
+    assert pellucid.load(adapter, device="cpu").chat_template is None
+    own = learn_tokenizer("bpe", [shakespeare[30_000:50_000]], 300)
+    assert own.hash != tokenizer.hash
+    own.save(adapter)
+    (adapter / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    model = pellucid.load(adapter, device="cpu")
+    assert model.tokenizer.hash == own.hash
+    assert model.chat_template.source == "{{ messages[0]['content'] }}"
+
+
 def test_an_adapter_folder_names_its_base_once(desk):
     """An adapter whose base is an adapter, or nothing, is one line."""
     folder, tokenizer = desk

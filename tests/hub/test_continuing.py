@@ -13,7 +13,7 @@ import pellucid
 from pellucid.cli import main
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.options import RecipeError
-from pellucid.text.tokenizers.tokenizer import learn_tokenizer
+from pellucid.text.tokenizers.tokenizer import TokenizerError, learn_tokenizer
 
 #: the rates of a start from nothing: these models are random
 FIELDS = {
@@ -91,3 +91,42 @@ def test_computed_positions_may_be_fewer_and_learned_ones_not(desk, capsys):
     assert main([*arguments, "--out", str(folder / "other")]) == 2
     assert "leave out text.tokenizer" in capsys.readouterr().err
     assert not (folder / "other").exists()
+
+
+def test_a_model_whose_tokenizer_needs_trust_is_used_with_it(desk, capsys):
+    """By every command, and so is the run that started from it: nothing in a run says that it may be trusted."""
+    folder, tokenizer = desk
+    content = json.loads(tokenizer.to_json())
+    split = {"type": "Split", "pattern": {"Regex": "[a-z]+"}, "behavior": "Isolated", "invert": False}
+    plain = content["pre_tokenizer"] | {"use_regex": False}
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, plain]}
+    given, text, run = write_theirs(folder / "given", "gpt2", tokenizer), folder / "text.txt", folder / "run"
+    (given / "tokenizer.json").write_text(json.dumps(content))
+    for words in (["generate", str(given), "to be", "--max-tokens", "1"], ["tokenizer", "encode", str(given), "to be"]):
+        assert main(words) == 2
+        assert "not known to be safe: pass --trust (trust=True)" in capsys.readouterr().err
+        assert main([*words, "--trust"]) == 0
+    with pytest.raises(TokenizerError, match="pass --trust"):
+        pellucid.train(text, out=run, from_model=given, steps=1, fields=FIELDS)
+    pellucid.train(text, out=run, from_model=given, steps=1, fields=FIELDS, trust=True)
+    for opens in (pellucid.load, lambda path: pellucid.train(out=path, resume=True, steps=2)):
+        with pytest.raises(TokenizerError, match="pass --trust"):
+            opens(run)
+    assert pellucid.train(out=run, resume=True, steps=2, trust=True).step == 2
+    model = pellucid.load(run, device="cpu", trust=True)
+    assert model.tokenizer.to_json() == (given / "tokenizer.json").read_text()
+    assert model.score("to be", baselines=True).baselines
+    assert main(["verify", str(run), "--prompt", "to be", "--trust"]) == 0
+    pellucid.convert(run, folder / "back", trust=True, compare=False)
+    assert (folder / "back" / "tokenizer.json").read_text() == model.tokenizer.to_json()
+    # a tokenizer that a new run is given by its path is trusted in the same way
+    fields = FIELDS | {
+        "tokenizer": str(given / "tokenizer.json"),
+        "n_layers": 1,
+        "n_heads": 2,
+        "d_model": 16,
+        "n_ctx": 16,
+    }
+    with pytest.raises(TokenizerError, match="pass --trust"):
+        pellucid.train(text, out=folder / "new", steps=1, fields=fields)
+    pellucid.train(text, out=folder / "new", steps=1, fields=fields, trust=True)

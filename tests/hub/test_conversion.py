@@ -22,7 +22,7 @@ from pellucid.hub import transformers_bridge as source
 from pellucid.hub.card import _tokens as tokens_trained_on
 from pellucid.hub.files import FolderError
 from pellucid.hub.standalone import loader
-from pellucid.hub.write import families_for, write_tensors
+from pellucid.hub.write import families_for, write_tensors, write_tokenizer
 from pellucid.language_model import LanguageModel
 from pellucid.model.weights import state_of
 from pellucid.predictors.on_text import tokens_of
@@ -233,6 +233,7 @@ def test_vocabulary_and_merges_alone(own):
     pellucid.convert(folder / "own", folder / "hf")
     content = json.loads((folder / "hf/tokenizer.json").read_text())["model"]
     (folder / "hf/tokenizer.json").unlink()
+    (folder / "hf/tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
     separator = {"<|endoftext|>": model.tokenizer.separator}
     (folder / "hf/vocab.json").write_text(json.dumps(content["vocab"] | separator))
     pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in content["merges"]]
@@ -240,16 +241,22 @@ def test_vocabulary_and_merges_alone(own):
     assert pellucid.load(folder / "hf", device="cpu").tokenizer.encode(TEXT) == model.tokenizer.encode(TEXT)
 
 
-def test_pickled_weights_need_trust(own):
+@pytest.mark.parametrize("zipped", [True, False], ids=["as it is now", "as before torch 1.6"])
+def test_pickled_weights_need_trust(zipped, own):
     model, folder = own
     pellucid.convert(folder / "own", folder / "hf")
-    torch.save(load_file(folder / "hf/model.safetensors"), folder / "hf/pytorch_model.bin")
+    weights, pickle = load_file(folder / "hf/model.safetensors"), folder / "hf/pytorch_model.bin"
+    torch.save(weights, pickle, _use_new_zipfile_serialization=zipped)
     (folder / "hf/model.safetensors").unlink()
     with pytest.raises(FolderError, match="as a pickle"):
         pellucid.load(folder / "hf", device="cpu")
     tokens = torch.tensor([model.tokenizer.encode(TEXT)])
     loaded = pellucid.load(folder / "hf", device="cpu", trust=True)
     assert torch.equal(loaded.network(tokens), model.network(tokens))
+    for damaged in (b"", b"no pickle", pickle.read_bytes()[:500]):
+        pickle.write_bytes(damaged)
+        with pytest.raises(FolderError, match=r"cannot be read as tensors alone: \S"):
+            pellucid.load(folder / "hf", device="cpu", trust=True)
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -330,6 +337,24 @@ def test_a_family_that_pads_with_id_1_has_no_text_there(names, there, family, tm
     with pytest.raises(FamilyError, match=rf"id 1 is '{there}' in this tokenizer, and padding .*, with --family bert"):
         pellucid.convert(tmp_path / "own", tmp_path / "new", family=family)
     assert not (tmp_path / "new").exists()
+
+
+def test_the_file_of_an_encoder_decoders_tokenizer_is_kept_byte_for_byte(tmp_path):
+    """BART's says itself what stands beside a source; ours, which says nothing, gets what ends one."""
+    names = ["<s>", "<pad>", "</s>", "<unk>"]
+    engine = Engine(models.BPE({name: i for i, name in enumerate([*names, *sorted(ByteLevel.alphabet())])}, []))
+    engine.pre_tokenizer, engine.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    content = json.loads(engine.to_str())
+    bart = {"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 0]}
+    bart |= {"trim_offsets": True, "add_prefix_space": False}
+    for processor in (bart, None):
+        text = json.dumps(content | {"post_processor": processor}, indent=3)
+        tokenizer = BPETokenizer(text)
+        write_tokenizer(tmp_path, tokenizer, 32, preset("original", tokenizer.n_vocab))
+        written = (tmp_path / "tokenizer.json").read_text()
+        assert (written == text) == (processor is not None)
+        assert json.loads(written)["post_processor"] is not None
 
 
 def test_a_run_of_another_kind_is_refused_by_its_kind(tmp_path, shakespeare, monkeypatch):

@@ -22,6 +22,7 @@ from pellucid.hub.gguf import gguf_architecture, interleave_halves, read_gguf, s
 from pellucid.language_model import LanguageModel
 from pellucid.presets import preset
 from pellucid.reference.embedding import scaled_frequencies
+from pellucid.text.tokenizers.bpe import QWEN_PATTERN, BPETokenizer
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer, load_tokenizer
 from some_cases import one_in
 
@@ -312,6 +313,34 @@ def test_tokenizers_that_llama_cpp_cannot_follow(tokenizer, tmp_path, shakespear
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(FamilyError, match=r"llama\.cpp has no name for"):
         tokenizer_keys(load_tokenizer(tmp_path), 300)
+
+
+def test_composing_characters_is_left_out_with_a_note_for_qwens_tokenizer_alone(tokenizer, tmp_path):
+    """As llama.cpp's own conversion leaves it out; of other changes of text the file says nothing."""
+    content = json.loads(tokenizer.to_json()) | {"normalizer": {"type": "NFC"}}
+    with pytest.raises(FamilyError, match=r"changes text before it splits it \(NFC\), and llama\.cpp does not"):
+        tokenizer_keys(BPETokenizer(json.dumps(content)), 300)
+    split = {"type": "Split", "pattern": {"Regex": QWEN_PATTERN}, "behavior": "Isolated", "invert": False}
+    plain = content["pre_tokenizer"] | {"use_regex": False}
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, plain]}
+    folder = write_theirs(tmp_path / "theirs", "qwen3", BPETokenizer(json.dumps(content)))
+    done = pellucid.convert(folder, tmp_path / "out.gguf")
+    assert done.parity.largest == 0
+    assert len(done.notes) == 1
+    assert "does not compose characters (NFC)" in done.notes[0]
+    assert read_gguf(tmp_path / "out.gguf")[0]["tokenizer.ggml.pre"] == "qwen2"
+
+
+def test_an_end_of_another_name_is_told_and_read_back(tokenizer, tmp_path):
+    """The file names the id; in a folder it stands in a file beside the tokenizer."""
+    content = json.loads(tokenizer.to_json())
+    content["added_tokens"][0]["content"] = "<|END|>"
+    other = BPETokenizer(json.dumps(content), ends=["<|END|>"])
+    folder = write_theirs(tmp_path / "theirs", "gpt2", other)
+    assert pellucid.convert(folder, tmp_path / "out.gguf").notes == ()
+    for path in (folder, tmp_path / "out.gguf"):
+        opened = pellucid.load(path, device="cpu").tokenizer
+        assert (opened.separator, opened.special) == (tokenizer.separator, {"<|END|>": tokenizer.separator})
 
 
 def test_an_option_of_another_layout_is_refused(tokenizer, tmp_path, capsys):

@@ -49,7 +49,7 @@ def test_fewer_bits_are_read_as_float32_and_said(weights, step, tokenizer, tmp_p
     folder, path = write(tmp_path, tokenizer, "llama", "float32" if weights == "q4_0" else weights)
     if weights == "q4_0":
         path = rewritten(path, tmp_path, gguf.GGMLQuantizationType.Q4_0)
-    with pytest.warns(LoadWarning, match=r"tensors as (F16|Q8_0|Q4_0).*: they are computed with as float32"):
+    with pytest.warns(LoadWarning, match=r"tensors as (F16|Q8_0|Q4_0).*: they are converted to float32"):
         ours = pellucid.load(path, device="cpu")
     theirs = pellucid.load(folder, device="cpu")
     exact, rounded = (m.network.blocks[0].attn.out.weight for m in (theirs, ours))
@@ -199,7 +199,7 @@ def test_tensors_that_are_left_over_or_missing_are_named(tokenizer, tmp_path):  
     """One that is not read would change what the model computes."""
     _, path = write(tmp_path, tokenizer, "qwen3")
     more = rewritten(path, tmp_path, tensors={"blk.0.ffn_up.bias": np.zeros(48, np.float32)})
-    with pytest.raises(FamilyError, match=r"the tensor blk\.0\.ffn_up\.bias is none that qwen3 is read with"):
+    with pytest.raises(FamilyError, match=r"unexpected tensor blk\.0\.ffn_up\.bias"):
         pellucid.load(more, device="cpu")
     fewer = rewritten(path, tmp_path, tensors={"blk.1.attn_q_norm.weight": None, "spare": np.zeros(99, np.float32)})
     with pytest.raises(FolderError, match=r"the tensor blk\.1\.attn_q_norm\.weight is missing"):

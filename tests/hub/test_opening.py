@@ -17,6 +17,7 @@ from pellucid.architecture import Architecture
 from pellucid.cli import main
 from pellucid.conversion import convert
 from pellucid.generate.scoring import score_tokens
+from pellucid.hub.files import FolderError
 from pellucid.hub.folder import LoadWarning
 from pellucid.hub.open import open_folder
 from pellucid.language_model import LanguageModel, ModelError
@@ -139,17 +140,87 @@ def test_ids_without_an_end(folder, tmp_path):
 
 
 def test_the_tokenizer_of_ids():
-    ids = IdTokenizer(12, end=11)
+    ids = IdTokenizer(12, [11, 3])
     assert ids.encode(" 3  11\n0 ") == [3, 11, 0]
     assert ids.decode([3, 11, 0]) == " 3 11 0"
     assert ids.pieces_of(" 3  11\n0 ", [3, 11, 0]) == [b" 3", b"  11", b"\n0 "]
-    assert (ids.separator, ids.ends, IdTokenizer(12).ends) == (11, [11], [])
-    assert ids.hash != IdTokenizer(12).hash
+    assert (ids.separator, ids.ends, IdTokenizer(12).ends) == (11, [11, 3], [])
+    assert len({ids.hash, IdTokenizer(12).hash, IdTokenizer(12, [11]).hash}) == 3
     assert ids.token_str(7) == "7"
     with pytest.raises(TokenizerError, match="no tokenizer to write"):
         ids.save("anywhere")
     with pytest.raises(TokenizerError, match="no tokenizer to add"):
         ids.with_special("<|mask|>")
+
+
+def test_all_ids_that_end_a_text_are_known_and_kept(folder, tmp_path):
+    """In our layout too, which has no other place for them."""
+    (folder / "tokenizer.json").unlink()
+    change_config(folder, eos_token_id=[299, 7])
+    model, _ = opened(folder)
+    assert (model.tokenizer.ends, model.tokenizer.separator) == ([299, 7], 299)
+    saved = model.save(tmp_path / "saved")
+    for ours in (saved, convert(folder, tmp_path / "converted", compare=False).folder):
+        assert opened(ours)[0].tokenizer.ends == [299, 7]
+    convert(saved, tmp_path / "back", to="huggingface", compare=False)
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["eos_token_id"] == [299, 7]
+    (saved / "ids.json").write_text("[]")
+    with pytest.raises(FolderError, match=r"ids\.json holds list: expected an object"):
+        pellucid.load(saved)
+
+
+def test_ids_of_a_model_without_a_tokenizer_are_exported(tmp_path):
+    """What begins, ends and pads its texts, and how its generate draws them."""
+    ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    kind = transformers.BartForConditionalGeneration
+    kind(kind.config_class(**(BODIES["BartModel"] | ids))).save_pretrained(tmp_path / "theirs")
+    ids["forced_eos_token_id"] = 2
+    change_config(tmp_path / "theirs", **ids)
+    (tmp_path / "theirs" / "generation_config.json").write_text('{"num_beams": 4, "decoder_start_token_id": 2}')
+    convert(tmp_path / "theirs", tmp_path / "again", to="huggingface", compare=False)
+    config = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert {name: config[name] for name in ids} == ids
+    generation = json.loads((tmp_path / "again" / "generation_config.json").read_text())
+    assert generation == {"num_beams": 4, "decoder_start_token_id": 2}
+
+
+def test_the_end_of_a_tokenizer_may_be_named_by_config_json_alone(folder, tokenizer, tmp_path):
+    """And where nothing names it, texts are ids, with a note."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["added_tokens"][0]["content"] = "<|END|>"
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    model, said = opened(folder)
+    assert said == []
+    assert model.tokenizer.special == {"<|END|>": tokenizer.separator}
+    assert model.tokenizer.encode(TEXT) == tokenizer.encode(TEXT)
+    for ours in (model.save(tmp_path / "saved"), convert(folder, tmp_path / "converted", compare=False).folder):
+        again, said = opened(ours)
+        assert (again.tokenizer.separator, said) == (tokenizer.separator, [])
+    change_config(folder, eos_token_id=None)
+    model, said = opened(folder)
+    assert isinstance(model.tokenizer, IdTokenizer)
+    assert len(said) == 1
+    assert "holds a tokenizer that cannot be used (" in said[0]
+    assert "declares no end-of-text token" in said[0]
+    done = convert(folder, tmp_path / "ids", compare=False)
+    assert done.notes == ("The tokenizer of the model is left out, because Pellucid cannot use it.",)
+
+
+def test_code_beside_a_model_of_a_known_family_is_not_run_and_said(folder, tmp_path):
+    """Phi-3.5 and MPT name code in their folders, which transformers does not need any more."""
+    expected = opened(folder)[0].trace(TEXT).logits
+    change_config(folder, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil", "AutoConfig": "modeling_evil.Evil"})
+    (folder / "modeling_evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nraise SystemExit(3)\n")
+    model, said = opened(folder)
+    assert len(said) == 1
+    assert "names code of its own (auto_map), which is not run: the model is computed as GPT2LMHeadModel" in said[0]
+    assert torch.equal(model.trace(TEXT).logits, expected)
+    for to in ("pellucid", "huggingface"):
+        assert convert(folder, tmp_path / to, to=to).parity.holds
+    assert not (tmp_path / "ran").exists()
+    change_config(folder, model_type="evil")
+    with pytest.raises(FolderError, match=r"asks for code of its own \(auto_map\).*model_type = 'evil' is not a known"):
+        pellucid.load(folder)
 
 
 # vocab.txt ----------------------------------------------------------------------------------------

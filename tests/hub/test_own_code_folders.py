@@ -314,6 +314,21 @@ def test_from_config_starts_afresh(small):
     assert 0.015 < fresh.network.unembed.weight.std() < 0.025
 
 
+def test_from_config_draws_attention_sinks(tmp_path, shakespeare):
+    """They are a parameter of attention itself, which transformers knows nothing of."""
+    _, folder = write(tmp_path, shakespeare, **{"attention.sinks": "learned"})
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        fresh = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+        drawn.append(torch.cat([block.attn.sinks.detach() for block in fresh.network.blocks]))
+    assert torch.equal(*drawn)
+    assert 0 < drawn[0].abs().max() < 0.2
+    # device_map="auto" leaves the network whole: its blocks read tables that lie on one device
+    assert type(fresh.network).__name__ in fresh._no_split_modules
+
+
 @pytest.mark.slow
 def test_neither_pellucid_nor_jaxtyping_is_needed(small, tmp_path):
     """Model, tokenizer and the loader of our layout, in a process that can import neither."""

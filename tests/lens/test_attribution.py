@@ -15,7 +15,7 @@ from pellucid.lens import InputError, trace
 from pellucid.lens.analysis.attribution import points_of_stream
 from pellucid.lens.analysis.logit_lens import follow_tokens, lens_logits
 from pellucid.tensor_names import names
-from running import any_architectures, draw_tokens, source_tokens
+from running import any_architectures, draw_tokens, source_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 4, "n_kv_heads": 2})
 LINEAR = {"readout": st.sampled_from(["linear", "affine"]), "logit_cap": 0.0}
@@ -244,6 +244,15 @@ def test_the_lens_at_the_last_point_is_the_output(a, mid):
         following = p[:, :-1].gather(-1, t.ids[:, 1:, None])[..., 0]
         assert difference(lens.probability[0, :, :-1], following) <= 1e-12
         assert torch.equal(lens.rank[0, :, :-1], (p[:, :-1] > following[..., None]).sum(-1))
+
+
+def test_the_sources_of_cross_attention_are_tokens_of_the_source():
+    t = look(with_encoder(A))
+    parts = t.attribute(1, row=1, by="source")
+    assert (parts.tokens, parts.source_tokens) == (t.tokens[1], t.source_tokens[1])
+    crossing = [label for label in parts.labels if label.startswith("blocks.0.cross.head.0 <- ")]
+    assert len(crossing) == len(parts.source_tokens) == 3
+    assert look(A).attribute(1).source_tokens == []
 
 
 def test_the_lens_follows_a_token():

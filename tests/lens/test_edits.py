@@ -182,6 +182,10 @@ def test_several_texts_are_not_kept_as_if_they_were_one(several):
 
 def test_nothing_is_kept_of_a_generation_without_a_step():
     assert model().generate_traced("abc", keep="*", max_tokens=0)[1] == {}
+    a = with_encoder(A)
+    reading = LanguageModel(make_network(a, dtype=torch.float32), model().tokenizer, {})
+    tensors = reading.generate_traced("abc", keep="*", source="abc", max_tokens=0)[1]
+    assert [*tensors] == [name for name in names(a) if name.startswith("encoder.")]
 
 
 INSIDE = (
@@ -330,6 +334,15 @@ def test_an_ablated_head_is_saved(tmp_path):
     with pytest.raises(EditError, match="at some positions"):
         model().save(tmp_path / "none", edits=[change.zero("blocks.1.attn.z", pos=0)])
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.gpu
+def test_the_weights_of_a_model_on_a_gpu_are_edited_as_on_the_cpu():
+    edits = [change.zero("blocks.1.attn.z", head=2), change.project_out("embed", torch.linspace(-1, 1, 8).cuda())]
+    on_cpu = with_edits(model().network, [edits[0], change.project_out("embed", torch.linspace(-1, 1, 8))])
+    changed = with_edits(model().network.cuda(), edits)
+    assert {p.device.type for p in changed.parameters()} == {"cuda"}
+    assert all(torch.equal(p.cpu(), state_of(on_cpu)[name]) for name, p in state_of(changed).items())
 
 
 def test_generation_with_edits_from_the_model():

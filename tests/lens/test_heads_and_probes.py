@@ -1,5 +1,6 @@
 """Head detectors find heads that are built to do what they look for; probes and directions what was planted."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -103,6 +104,19 @@ def test_a_text_without_repetition_gives_no_occasion():
     assert not found.scores["previous"].isnan().any()
 
 
+def test_random_tokens_come_after_the_opening_where_it_is_asked_for():
+    tokenizer = learn_tokenizer("char", ["abcdefgh "], None)
+    model = LanguageModel(make_network(A), tokenizer, {})
+    found = model.heads(bos=True, kinds=("previous", "induction"))
+    assert "after the tokenizer's opening" in found.text
+    repeated = repeated_tokens(min(A.n_vocab, tokenizer.n_vocab), 4, 5, 0).tolist()
+    expected = detect_heads(model.network, text=[[tokenizer.separator, *row] for row in repeated])
+    for kind, scores in found.scores.items():
+        assert difference(scores, expected.scores[kind]) <= 1e-12
+    with pytest.raises(InputError, match="1 of which bos=True takes"):
+        model.heads(bos=True, period=6)
+
+
 def test_repeated_tokens():
     tokens = repeated_tokens(11, 3, 5, 0)
     assert torch.equal(tokens[:, :5], tokens[:, 5:])
@@ -127,10 +141,21 @@ def test_heads_over_the_checkpoints_of_a_run(tmp_path, shakespeare):
     [
         (lambda: detect_heads(make_network(A), period=7), "expected two periods to fit"),
         (lambda: detect_heads(make_network(A)).best("copier"), "choose one of previous"),
+        (
+            lambda: detect_heads(make_network(A), text=[1, 2, 3, 4]).best("induction"),
+            "no head has the score 'induction'",
+        ),
+        (lambda: detect_heads(make_network(A), text=[1, 2], rows=2), "rows is for random tokens"),
+        (lambda: detect_heads(make_network(A), text=[1, 2], period=2), "period is for random tokens"),
+        (lambda: detect_heads(make_network(A), text=[1, 2], seed=0), "seed is for random tokens"),
+        (lambda: detect_heads(make_network(A), prefix=2), "prefix is for a text"),
+        (lambda: detect_heads(make_network(A), bos=True), "has no tokenizer"),
         (lambda: detect_heads(Transformer(A.with_fields({"n_layers": 0}))), "there are no heads"),
         (lambda: activations(make_network(A), None, [[1]], "blocks.0.attn.q"), "one vector for each position"),
         (lambda: fit_probe(torch.zeros(3, 2), [1, 2, 3]), "expected 4 or more"),
         (lambda: fit_probe(torch.zeros(5, 2), [1] * 5), "expected at least two classes"),
+        (lambda: fit_probe(torch.zeros(4, 2), [0.0, 1.0, 2.0, 3.0]), "of numbers needs two"),
+        (lambda: fit_probe(torch.zeros(4, 2), ["a", 0.5, "b", "a"]), "expected labels alone"),
     ],
 )
 def test_questions_without_an_answer_say_why(ask, reason):
@@ -152,6 +177,30 @@ def test_a_probe_finds_what_is_there_and_nothing_where_nothing_is():
     assert numbers.held_out >= 0.99
     assert max(numbers.shuffled) <= 0.2
     assert difference(numbers.predict(x[:3]), x[:3, 3] * 2 + 1) <= 0.05
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [[0, *(k / 4 for k in range(1, 20))], list(np.linspace(0, 5, 20, dtype=np.float32)), np.linspace(0, 5, 20)],
+)
+def test_targets_are_numbers_where_any_of_them_is_a_floating_point_one(targets):
+    probe = fit_probe(torch.arange(20.0)[:, None], targets)
+    assert probe.classes == []
+    assert probe.held_out >= 0.99
+
+
+def test_labels_of_numpy_are_labels():
+    probe = fit_probe(torch.arange(20.0)[:, None], np.array([0] * 10 + [1] * 10))
+    assert probe.classes == [0, 1]
+    assert type(probe.classes[0]) is int
+
+
+@pytest.mark.gpu
+def test_a_probe_of_activations_on_a_gpu_predicts_what_one_on_the_cpu_does():
+    x = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
+    labels = (x[:, 0] > 0).tolist()
+    expected, found = (fit_probe(rows, labels) for rows in (x, x.to("cuda")))
+    assert found.predict(x.to("cuda")) == expected.predict(x)
 
 
 def test_the_penalty_is_the_best_of_leaving_one_out():

@@ -116,6 +116,8 @@ def test_what_an_encoder_s_head_says_takes_the_paths_it_is_given():
     heard = trace(network, None, text, source=[1, 2, 3], edits=edits)[ends[0][0]]
     told = trace(network, None, text, source=[1, 2, 3], edits=[change.set_to(ends[0][0], heard)])
     assert abs(direct.patched - float(PreparedMetric(logit_diff(3, 5), told)(told.logits)[0])) <= 1e-9
+    with pytest.raises(InputError, match=r"through blocks\.\*\.cross\.z alone"):
+        path_patch(network, None, text, text, logit_diff(3, 5), sender=heads[0], receivers=[], **both)
     with pytest.raises(InputError, match="differ in length"):
         path_patch(
             network,
@@ -270,6 +272,27 @@ def test_ablations_of_encoder_decoders_are_edits(a, kind, site):
         assert difference(found.values[0] if head is None else found.values[0, head], expected) <= 1e-9
 
 
+def test_ablated_scores_stay_behind_the_mask():
+    network, rows, metric = make_network(A), [[1, 2, 3, 4], [4, 3, 2, 1]], log_probability(3, pos=1)
+    found = ablate(network, None, rows, metric, site="attn.scores", kind="zero", layers=[0])
+    clean = trace(network, None, rows)
+    for head in range(A.n_heads):
+        t = trace(network, None, rows, edits=[change.zero("blocks.0.attn.scores", head=head)])
+        assert difference(found.values[0, head], PreparedMetric(metric, clean)(t.logits).mean()) <= 1e-9
+
+
+@pytest.mark.parametrize(
+    "metric", [logit_diff(3, 5), probability(4), log_probability(1), kl(), loss()], ids=lambda metric: metric.name
+)
+def test_metrics_of_a_network_in_bfloat16_have_the_digits_of_float32(metric):
+    t = trace(make_network(A, dtype=torch.bfloat16), None, [[1, 2, 3], [4, 3, 5]])
+    measured = PreparedMetric(metric, t)
+    assert measured(t.logits).dtype == torch.float32
+    assert torch.equal(measured(t.logits), measured(t.logits.float()))
+    of_stream = measured.of_stream(t.stream(), torch.arange(2))
+    assert of_stream.dtype == torch.float32
+
+
 def test_a_metric_of_one_s_own_and_gradients_of_metrics():
     network, (clean, corrupt) = make_network(A), two_texts(A, 2)
     own = apply_metric(lambda logits: logits[:, 3] - logits[:, 5], name="mine")
@@ -280,6 +303,7 @@ def test_a_metric_of_one_s_own_and_gradients_of_metrics():
     slope = t.gradient(logit_diff(3, 5, pos=1), "embed")["embed"]
     assert torch.equal(slope, t.gradient(lambda logits: logits[:, 1, 3] - logits[:, 1, 5], "embed")["embed"])
     assert t.saliency(loss()).shape == t.ids.shape
+    assert torch.equal(t.saliency(loss(), "hook_embed"), t.saliency(loss()))
 
 
 def test_a_path_through_everything_is_the_sender_s_whole_effect():
@@ -301,6 +325,13 @@ def test_the_divergence_of_a_path_is_from_the_clean_run():
     assert found.clean == 0
     assert abs(found.corrupt - float((good.exp() * (good - bad)).sum())) <= 1e-12
     assert found.effect == found.patched > 1e-6
+
+
+def test_a_path_inside_a_sublayer_is_open():
+    network, (clean, corrupt), ends = make_network(A), two_texts(A, 0), [("blocks.0.attn.scores", 1)]
+    for sender in (("blocks.0.attn.q", 1), ("blocks.0.norm_1", None)):
+        found = path_patch(network, None, clean, corrupt, logit_diff(3, 5), sender=sender, receivers=ends)
+        assert abs(found.effect) > 1e-6
 
 
 def test_a_path_to_a_head_that_does_not_look_carries_nothing():
@@ -354,6 +385,12 @@ def test_metrics(a):
     assert difference(away, (p * (p.clamp(min=1e-300) / q).log()).sum(-1)) <= 1e-9
 
 
+def a_path(network, sender, *receivers, mlps="free"):
+    """Patch a path to whole tensors, or to the logits."""
+    ends = [(receiver, None) for receiver in receivers]
+    return path_patch(network, None, [1, 2], [3, 4], logit(1), sender=sender, receivers=ends, mlps=mlps)
+
+
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
@@ -367,6 +404,17 @@ def test_metrics(a):
         (lambda n: ablate(n, None, [1, 2], logit(1), kind="one"), "expected zero, mean or resample"),
         (lambda n: ablate(n, None, [1, 2], logit(1), kind="resample"), "at least two texts"),
         (lambda n: path_patch(n, None, [1], [2], logit(1), sender=("blocks.0.attn.z", 9), receivers=[]), "head = 9"),
+        (lambda n: a_path(n, ("blocks.0.attn.v", 0)), r"acts through blocks\.0\.attn\.z alone"),
+        (lambda n: a_path(n, ("blocks.0.norm_1", None)), r"acts through blocks\.0\.attn\.z alone"),
+        (
+            lambda n: a_path(n, ("blocks.0.mlp.post", None), mlps="frozen"),
+            r"mlp_out is computed from, or say mlps='free'",
+        ),
+        (lambda n: a_path(n, ("blocks.0.attn.z", 0), "blocks.2.attn.z"), r"name blocks\.2\.attn\.q, "),
+        (lambda n: a_path(n, ("blocks.0.attn.z", 0), "blocks.2.attn_out"), r"follows from blocks\.2\.attn\.z, which"),
+        (lambda n: a_path(n, ("blocks.0.attn.z", 0), "blocks.1.mlp_out", mlps="frozen"), "reaches it: say mlps='free'"),
+        (lambda n: ablate(n, None, [1, 2], logit(1), site="attn.pattern"), "have no mean"),
+        (lambda n: ablate(n, None, [1, 2], logit(1), site="attn.scores"), "have no mean"),
     ],
 )
 def test_experiments_that_cannot_be_made_say_why(run, reason):

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawing import architectures, difference, make_network
+from pellucid.architecture import Architecture, Attention, Positions
 from pellucid.lens import trace
+from pellucid.lens.analysis.order import without_order
 from pellucid.lens.weights.circuit_weights import CircuitError
 from pellucid.lens.weights.circuits import Circuits
 from pellucid.lens.weights.positional import (
@@ -108,3 +110,18 @@ def test_positions_that_do_not_enter_there_say_so(a):
             question(circuits)
     with pytest.raises(CircuitError, match="layer 9"):
         distance_bias(circuits, 9, 3)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [Positions(kind="rotary", local_base=30.0), Positions(kind="relative", n_buckets=8, max_distance=16)],
+    ids=lambda positions: positions.kind,
+)
+def test_positions_enter_a_network_without_its_mask_as_they_did(positions):
+    """The last position of one layer reads every key with the mask too, so that without it nothing changes there."""
+    attention = Attention(n_heads=2, windows=(8,))
+    a = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=1, positions=positions, attention=attention)
+    network, ids = make_network(a), draw_tokens(a, 1, 6)
+    masked, free = (trace(one, None, ids).logits[0] for one in (network, without_order(network, mask=False)))
+    assert difference(free[-1], masked[-1]) <= 1e-12
+    assert difference(free[0], masked[0]) > 1e-3

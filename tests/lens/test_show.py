@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawing import difference, make_network
+from pellucid import edits as change
 from pellucid.architecture import Architecture
 from pellucid.cli import main
 from pellucid.language_model import LanguageModel
@@ -105,6 +106,16 @@ def test_attributions_sum_to_the_logit_above_the_average(a):
         assert difference(values[:, 2], one.values - every.mean(0)) <= 1e-10
 
 
+@pytest.mark.parametrize("name", ["final_norm", "final_norm.normalized", "logits"])
+def test_attributions_of_an_edited_readout_sum_to_its_logit(name):
+    t = trace(make_network(A), None, draw_tokens(A, 1, 5), edits=[change.scale(name, 0.5, pos=slice(1, None))])
+    labels, values, target = attribute_everywhere(t, 0)
+    expected = t.logits[0].gather(-1, target[:, None])[:, 0] - t.logits[0].mean(-1)
+    assert labels[-1] == "readout (edited)"
+    assert difference(values.sum(0), expected) <= 1e-10
+    assert values[-1, 0].abs() <= 1e-10 < values[-1, 1].abs()
+
+
 def test_the_heading_is_the_text_without_what_was_put_before_it():
     """Also where a character is split over tokens, and where an encoder-decoder's target begins with the separator."""
     tokenizer = learn_tokenizer("byte", ["a"], None)
@@ -162,6 +173,15 @@ def test_every_kind_of_panel_is_drawn():
         t.show(["nothing"])
     with pytest.raises(InputError, match="row 1"):
         t.show(row=1)
+
+
+def test_the_table_of_heads_says_what_its_numbers_are():
+    panel = detect_heads(make_network(A), kinds=("previous", "entropy")).show().panels[0]
+    assert panel["columns"] == ["head", "previous", "entropy, bits"]
+    assert panel["bars"] == [None, "share", "size"]
+    assert panel["note"].endswith(". Shares of attention; the entropy is in bits.")
+    panel = detect_heads(make_network(A), kinds=("entropy",)).show().panels[0]
+    assert panel["note"].endswith(", twice. The entropy is in bits.")
 
 
 def test_experiments_are_drawn_with_their_numbers():

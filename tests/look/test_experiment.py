@@ -365,6 +365,7 @@ def test_from_two_prompts_to_an_edited_text(known: RunningInspector, visit):
         cell = shown_numbers(page, "#patching")["patch.cell"]
         assert cell == pytest.approx(float(expected.exact[layer, position]), abs=1e-4)
     page.wait_for_selector("#ablation [data-name='ablation.most']")
+    assert "its mean over prompt B" in page.locator("#ablation").inner_text()
     effect = MODEL.ablate(A, logit_diff(" Italy", " France"), reference=B).effect
     assert shown_numbers(page, "#ablation")["ablation.most"] == pytest.approx(float(effect[1, 1]), abs=1e-4)
     page.locator("#patching canvas").focus()

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import socket
+import threading
 
 import httpx
 import numpy as np
@@ -204,6 +205,24 @@ def test_streams_are_lines_and_end_with_the_error(model):
     assert bad == [{"cell": 1}, {"error": "no such cell", "status": 400}]
     session.thread.submit(lambda: None).result()
     assert closed == [False, True]
+
+
+@pytest.mark.parametrize("path", ["stream/lens", "tokens/ngrams", "tokens/written", "attention/attn"])
+def test_a_stream_finds_its_trace_in_the_thread_before_it_begins(model, monkeypatch, path):
+    """So a trace that is no longer kept is refused with 410, which has the page ask for it again."""
+    session, threads = Session(model), []
+    kept = session.kept_reading
+
+    def noted(trace_id):
+        threads.append(threading.current_thread().name)
+        return kept(trace_id)
+
+    monkeypatch.setattr(session, "kept_reading", noted)
+    with TestClient(make_look_app(session), base_url="http://127.0.0.1") as client:
+        assert client.get(f"/api/t/{traced(client)['id']}/{path}").status_code == 200
+        assert client.get(f"/api/t/{'0' * 24}/{path}").status_code == 410
+    assert threads
+    assert all(name.startswith("pellucid look") for name in threads)
 
 
 def test_a_long_answer_that_came_to_its_end_is_kept(model):

@@ -6,7 +6,7 @@ import re
 import httpx
 import pytest
 import torch
-from tests.browsing import SIZES
+from tests.browsing import SIZES, visiting
 from tests.look.conftest import TEXT, looking, shown_numbers
 from tests.look.families import FAMILIES, QUICK, TOKENIZER, random_model
 
@@ -114,6 +114,17 @@ def test_stream_shows_the_numbers_of_the_trace(visit, inspector, t):
     assert same(shown["split.blocks.1.attn_out.blocks.1.attn.head.0"], heads["blocks.1.attn.head.0"])
     label = "blocks.1.attn.head.1 <- 2"
     assert same(shown[f"split.blocks.1.attn.head.1.{label}"], sources[label])
+
+
+def test_under_an_error_there_is_no_earlier_answer(browser, inspector):
+    with visiting(browser, allowed="status of 400") as open_window:
+        page = open_page(open_window, inspector, "stream", a=TEXT, pos=4)
+        page.wait_for_selector("#logit [data-name='logit.value']")
+        page.fill("#target", "no token")
+        page.press("#target", "Enter")
+        page.wait_for_selector("#logit [role=alert]:has-text('give a text that is one')")
+        assert shown_numbers(page, "#logit") == {}
+        assert page.locator("#logit .tools [data-code]").count() == 0
 
 
 def test_circuits_shows_the_numbers_of_the_weights(visit, inspector, model):

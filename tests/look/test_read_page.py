@@ -152,12 +152,28 @@ def test_every_tensor_of_the_model_has_one_step_and_no_other_has(traced):
 def test_every_step_computes_its_tensor_from_the_ones_that_it_names(traced):
     model, trace = traced
     for step in model_steps(trace.architecture):
+        # the definition computes in NumPy, which reads no memory of a GPU
+        assert not re.search(r"(?<!\.cpu\(\))\.numpy\(\)", step.code), step.name
         scope = {"model": model, "trace": trace}
         exec(PREAMBLE + step.code, scope)
         want = trace[step.name]
         got = torch.as_tensor(np.asarray(scope["result"]))
         assert got.shape == want.shape, step.name
         torch.testing.assert_close(got.to(want.dtype), want, rtol=2e-4, atol=2e-5, msg=step.name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["gpt-2", "llama", "gemma", "alibi", "relative", "n-gram tables", "post"])
+def test_the_code_of_every_step_runs_where_the_model_is(kind):
+    model = model_of(kind)
+    model.network.to("cuda")
+    trace = model.trace(TEXT)
+    for step in model_steps(trace.architecture):
+        scope = {"model": model, "trace": trace}
+        exec(PREAMBLE + step.code, scope)
+        want = trace[step.name].cpu()
+        got = torch.as_tensor(scope["result"]).cpu().to(want.dtype)
+        torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-4, msg=step.name)
 
 
 def test_every_symbol_is_a_tensor_and_every_step_is_in_the_definition(traced):
@@ -224,6 +240,16 @@ def test_sampling_shows_what_is_drawn_from(model):
     greedy = sampled(trace, -1, Sampling(temperature=0), 3)
     assert greedy["kept"] == 1
     assert greedy["drawn"]["id"] == int(trace.logits[0, -1].argmax())
+
+
+@pytest.mark.gpu
+def test_what_a_model_on_a_gpu_is_sampled_from_is_shown():
+    on_cpu, on_gpu = small_model(), small_model()
+    on_gpu.network.to("cuda")
+    sampling = Sampling(temperature=0.7, top_k=3)
+    expected, found = (sampled(model.trace(TEXT), -1, sampling, 0) for model in (on_cpu, on_gpu))
+    assert found["drawn"]["id"] == expected["drawn"]["id"]
+    assert [row["p"] for row in found["rows"]] == pytest.approx([row["p"] for row in expected["rows"]], rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["gpt-2", "llama", "alibi", "n-gram tables"])

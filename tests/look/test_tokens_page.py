@@ -1,5 +1,6 @@
 """The page Tokens: bytes, merges, surprisal, and n-grams of the training text beside the model."""
 
+import copy
 import json
 import math
 
@@ -10,7 +11,7 @@ from tests.look.conftest import TEXT, shown_numbers
 
 import pellucid
 from pellucid.edits import zero
-from pellucid.language_model import load
+from pellucid.language_model import LanguageModel, load
 from pellucid.look.app import make_look_app
 from pellucid.look.merges import MergeTrees
 from pellucid.look.session import Session
@@ -85,6 +86,20 @@ def test_ngrams_are_those_of_the_training_text(run):
     scope = {"model": run, "trace": trace}
     exec(facts["code"], scope)
     np.testing.assert_allclose(scope["bits"]["bigram"], facts["bits"]["bigram"][1:])
+
+
+@pytest.mark.gpu
+def test_ngrams_are_shown_beside_a_model_on_a_gpu(run):
+    counted = {ngram.choices.order: ngram for ngram in ngrams_of(run).values()}
+    traces = [
+        LanguageModel(copy.deepcopy(run.network).to(device), run.tokenizer, {}).trace("the cat sat")
+        for device in ("cpu", "cuda")
+    ]
+    expected, found = (ngram_facts(trace, counted, 4) for trace in traces)
+    assert found == expected
+    scope = {"model": run, "trace": traces[1]}
+    exec(found["code"], scope)
+    np.testing.assert_allclose(scope["bits"]["bigram"], found["bits"]["bigram"][1:])
 
 
 def test_the_server_streams_what_it_counts(run):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture, Positions
-from pellucid.model import Cache, Recorder, Transformer
+from pellucid.model import Cache, Recorder, Transformer, kernels
 from pellucid.model.attention import choose_attention_kernel
 from pellucid.model.mask import Mask, documents_mask, padding_mask, prefix_mask
 from pellucid.model.positions import SCALING, Relative, Rotary
@@ -61,6 +61,44 @@ def test_explicit_attention_is_fused_attention_with_a_cache(a, data):
         twin(tokens[:, :first], cache=cache)
         found.append(twin(tokens[:, first:], cache=cache))
     assert difference(*found) <= 1e-12
+
+
+#: query heads that share keys and values, of a width that a GPU's fused kernels read
+GROUPED = A.with_fields({"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "attention.d_head": 16})
+
+
+def test_on_cuda_shared_keys_are_repeated_where_no_fused_kernel_reads_them(monkeypatch):
+    """PyTorch would write A down for a mask, and for float32."""
+    kinds = [(dtype, is_masked) for dtype in (torch.bfloat16, torch.float32) for is_masked in (False, True)]
+    assert [kernels.fuses_groups("cuda", *kind) for kind in kinds] == [True, False, False, False]
+    assert all(kernels.fuses_groups("cpu", *kind) for kind in kinds)
+    network, tokens = make_network(GROUPED), draw_tokens(GROUPED, 2, 8)
+    visible = torch.rand((8, 8), generator=torch.Generator().manual_seed(0)) < 0.5
+    asked, real = [], kernels.F.scaled_dot_product_attention
+
+    def heard(*given, **options):
+        asked.append(options["enable_gqa"])
+        return real(*given, **options)
+
+    monkeypatch.setattr(kernels.F, "scaled_dot_product_attention", heard)
+    found = []
+    for fuses in (True, False):
+        monkeypatch.setattr(kernels, "fuses_groups", lambda *given, fuses=fuses: fuses)
+        found += [network(tokens, mask=visible), network(tokens)]
+    assert asked == [True] * 4 + [False] * 4
+    assert difference(found[0], found[2]) <= 1e-12
+    assert difference(found[1], found[3]) <= 1e-12
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)], ids=str)
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_shared_keys_are_read_alike_by_every_kernel_of_a_gpu(dtype, tolerance, is_masked):
+    network, tokens = make_network(GROUPED, dtype=dtype).to("cuda"), draw_tokens(GROUPED, 2, 8).to("cuda")
+    visible = (torch.rand((2, 8, 8), generator=torch.Generator().manual_seed(0)) < 0.5) | torch.eye(8, dtype=torch.bool)
+    reading = {"mask": visible.to("cuda")} if is_masked else {}
+    found = [call(twin, tokens, **reading).detach() for twin in (network, with_explicit_attention(network))]
+    assert difference(*found) <= tolerance
 
 
 def test_a_copy_of_a_network_has_kernels_of_its_own():

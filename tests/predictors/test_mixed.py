@@ -2,10 +2,18 @@
 
 import numpy as np
 import pytest
+import torch
 
 import pellucid
+from drawing import make_network
+from pellucid.architecture import Architecture
 from pellucid.cli import main
+from pellucid.predictors.mixture import Counted
+from pellucid.predictors.ngram import NGram
 from pellucid.predictors.options import PredictorError
+from pellucid.predictors.predictor import Predictor
+from pellucid.predictors.transformer_mixture import mixed_with
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 
 TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 16, "ngrams": (), "batch": 4, "sample_every": -1}
 TINY |= {"compile": "no", "device": "cpu", "tokenizer": "char"}
@@ -51,6 +59,36 @@ def test_what_it_writes_is_what_it_scores(parts):
         assert int(np.argmax(scores)) == ids[end]
 
 
+def test_a_mixture_is_from_the_models_run(runs, parts):
+    """Baselines are counted on the text of the run that its folder names."""
+    model, counted = parts
+    about = {"mixed_with": str(runs / "counted"), "weight": 0.25}
+    assert model.provenance["folder"] == str(runs / "learned")
+    assert model.mixed_with(counted, 0.25).provenance == model.provenance | about
+
+
+@pytest.mark.parametrize("n_vocab", [256, 300])
+def test_it_writes_tokens_alone_whatever_rows_the_network_has(n_vocab):
+    tokenizer = ByteTokenizer()
+    counted = Predictor(Counted(NGram.train(np.array(tokenizer.encode(TEXT)), 257, 3)), tokenizer, "ngram", {})
+    network = make_network(Architecture(n_vocab=n_vocab, n_ctx=8, d_model=8, n_layers=1))
+    with torch.no_grad():
+        network.embed.token.weight[257:] *= 9
+    mixture = mixed_with(network, tokenizer, counted, 0.9)
+    written = mixture.generate("Speak", max_tokens=12, seed=1, temperature=1.5)
+    assert len(written.ids) == 12 or written.finish_reason == "end"
+    assert all(token < min(n_vocab, 257) for token in written.ids)
+
+
+def test_a_context_far_back_in_the_prompt_is_not_asked_for():
+    """Maximum likelihood knows no continuation of `z`, but that of the last token."""
+    tokenizer = ByteTokenizer()
+    ngram = NGram.train(np.array(tokenizer.encode("abababa")), 257, 2, "maximum-likelihood")
+    network = make_network(Architecture(n_vocab=257, n_ctx=8, d_model=8, n_layers=1))
+    mixture = mixed_with(network, tokenizer, Predictor(Counted(ngram), tokenizer, "ngram", {}), 0.0)
+    assert mixture.generate("za", max_tokens=4, temperature=0).text == "baba"
+
+
 def test_what_cannot_be_mixed_is_refused(runs, parts):
     model, counted = parts
     with pytest.raises(PredictorError, match="expected a number from 0 to 1"):
@@ -72,4 +110,8 @@ def test_the_commands_mix(runs, parts, capsys):
     assert main(["score", learned, str(runs / "chapter.txt"), "--mix-weight", "0.25"]) == 2
     assert "needs --mix" in capsys.readouterr().err
     assert main(["generate", learned, "Speak", "--mix", counted, "--speculate", "4"]) == 2
-    assert "needs a transformer" in capsys.readouterr().err
+    assert "--speculate needs a transformer, and " in capsys.readouterr().err
+    assert main(["score", counted, str(runs / "chapter.txt"), "--stride", "4"]) == 2
+    assert "--stride needs a transformer, and " in capsys.readouterr().err
+    assert main(["plan", counted]) == 2
+    assert "is a run of kind ngram, and a plan is of a transformer's training" in capsys.readouterr().err

@@ -8,12 +8,15 @@ import pytest
 import torch
 from names import N_VOCAB, parts
 
+from drawing import make_network
+from pellucid.architecture import Architecture
 from pellucid.predictors import neural
 from pellucid.predictors.mixture import Counted, Mixture, fit_weight
 from pellucid.predictors.neural import NeuralProbabilistic, NeuralProbabilisticOptions, initialise_predictor
 from pellucid.predictors.ngram import NGram, UnseenContextError
 from pellucid.predictors.options import PredictorError
 from pellucid.predictors.recurrent import Recurrent, RecurrentOptions
+from pellucid.predictors.transformer_mixture import Windowed
 from pellucid.reference.predictors import neural_probabilistic_lm, recurrent_lm
 
 DESCRIBED = [
@@ -213,6 +216,53 @@ def test_maximum_likelihood_as_a_network_refuses_what_it_does_not_know():
     counted = Counted(NGram.train(np.array([0, 1, 0, 1]), 11, 2, "maximum-likelihood"))
     with pytest.raises(UnseenContextError):
         counted(torch.tensor([[0, 7]]))
+    # a context that is not that of the next token is not asked for
+    after_known = torch.tensor([[7, 0]])
+    with pytest.raises(UnseenContextError):
+        counted(after_known)
+    assert counted.last(after_known).exp().argmax() == 1
+    assert Mixture(make(DESCRIBED[0]), counted, 0.5).last(after_known).shape == (1, 11)
+
+
+def transformer(n_vocab):
+    """A transformer that reads five tokens."""
+    return make_network(Architecture(n_vocab=n_vocab, n_ctx=5, d_model=8, n_layers=1))
+
+
+@pytest.mark.parametrize("n", [1, 3, 9])
+def test_the_last_position_alone_is_that_of_all(n):
+    """Of texts that are shorter and longer than what is read."""
+    tokens, ids = some_tokens(3, n), some_tokens(1, 300)[0].numpy()
+    counts = [Counted(NGram.train(ids, 11, order, separator=s)) for order in (1, 2, 4) for s in (None, 3)]
+    networks = [*map(make, DESCRIBED), Windowed(transformer(11))]
+    for network in (*counts, *networks, *(Mixture(network, counts[-1], 0.3) for network in networks)):
+        with torch.inference_mode():
+            torch.testing.assert_close(network.last(tokens), network(tokens)[:, -1], rtol=1e-10, atol=1e-10)
+
+
+def test_a_transformer_reads_the_last_tokens_of_its_context():
+    network, tokens = transformer(11), some_tokens(2, 9)
+    logits = Windowed(network)(tokens)
+    assert logits.shape == (2, 9, 11)
+    with torch.inference_mode():
+        for at in range(9):
+            expected = network(tokens[:, max(0, at - 4) : at + 1])[:, -1]
+            torch.testing.assert_close(logits[:, at], expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("n_vocab", [9, 14])
+def test_a_mixture_of_vocabularies_of_different_sizes_is_one_distribution(n_vocab):
+    """A network may have rows that are no token, as Pythia's, or none for the last tokens."""
+    network, tokens = Windowed(transformer(n_vocab)), some_tokens(3, 5) % 9
+    counted = Counted(NGram.train(some_tokens(1, 300)[0].numpy(), 11, 3))
+    p = Mixture(network, counted, 0.3)(tokens).exp()
+    assert p.size(-1) == max(n_vocab, 11)
+    torch.testing.assert_close(p.sum(-1), torch.ones(3, 5, dtype=torch.float64))
+    n = min(n_vocab, 11)
+    expected = 0.3 * network(tokens).softmax(-1)[..., :n] + 0.7 * counted(tokens).exp()[..., :n]
+    torch.testing.assert_close(p[..., :n], expected, rtol=1e-12, atol=1e-14)
+    scored = Mixture(network, counted, 0.3).log_probs(tokens[0].numpy())
+    np.testing.assert_allclose(scored, p[0, torch.arange(4), tokens[0, 1:]].log().numpy(), atol=1e-12)
 
 
 @pytest.mark.parametrize("choices", [DESCRIBED[4], DESCRIBED[8]], ids=str)

@@ -1,5 +1,6 @@
 """Conversations: /v1/chat/completions and /v1/responses, by OpenAI's own package and by what its schema demands."""
 
+import asyncio
 import json
 
 import openai
@@ -206,6 +207,7 @@ def test_without_a_limit_an_answer_has_the_rest_of_the_context(client):
         ({"n": 9}, "n"),
         ({"n_predict": 3}, "n_predict is called max_tokens on this route"),
         ({"repeat_penalty": 1.3}, "repeat_penalty is not done here"),
+        ({"skip_special_tokens": False}, "skip_special_tokens is not done here"),
         ({"best_of": 2}, "best_of is not done here"),
         ({"source": "x"}, "source is not done here"),
         ({"add_special_tokens": True}, "add_special_tokens is not done here"),
@@ -216,6 +218,39 @@ def test_what_cannot_be_done_is_refused_in_a_conversation(http, changes, sentenc
     answer = http.post("/v1/chat/completions", json=BODY | changes)
     assert answer.status_code == 400, answer.text
     assert sentence in answer.json()["error"]["message"]
+
+
+def test_templates_and_edits_are_read_beside_the_event_loop(engine, monkeypatch):
+    """Both may take long, and other streams go on meanwhile."""
+    on_loop: dict[str, bool] = {}
+
+    def noting(owner, name):
+        real = getattr(owner, name)
+
+        def noted(*arguments):
+            try:
+                on_loop[name] = asyncio.get_running_loop() is not None
+            except RuntimeError:
+                on_loop[name] = False
+            return real(*arguments)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    noting(ChatTemplate, "end_ids")
+    noting(ServedModel, "taps")
+    messages, edits = [{"role": "user", "content": "x"}], [{"op": "scale", "name": "logits", "factor": 2.0}]
+    asked = {
+        "/v1/completions": {"prompt": "x"},
+        "/v1/chat/completions": {"messages": messages, "max_tokens": 4},
+        "/v1/responses": {"input": "x", "max_output_tokens": 4},
+    }
+    for path, body in asked.items():
+        on_loop.clear()
+        # what ends an answer is remembered by the model, so that each route has one of its own
+        fresh = BatchingEngine(engine.network, engine.tokenizer)
+        with TestClient(make_app([ServedModel("fresh", fresh, ChatTemplate())], hosts=("testserver",))) as client:
+            assert client.post(path, json={"edits": edits} | body).status_code == 200
+        assert on_loop == ({"taps": False} if path == "/v1/completions" else {"end_ids": False, "taps": False})
 
 
 def test_harmless_fields_are_accepted(http):

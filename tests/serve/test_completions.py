@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from pellucid.generate.decode import generate_ids
+from pellucid.generate.readers import NO_TAPS
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.scoring import score_tokens
 from pellucid.generate.text import generate
@@ -149,7 +150,7 @@ def test_text_offsets_count_the_text_where_a_prompt_ends_inside_a_character(clie
 def test_a_stream_whose_client_leaves_before_it_begins_gives_its_row_back(server):
     async def leave() -> None:
         body = CompletionBody(prompt="x", max_tokens=10**6, temperature=0, stream=True)
-        answer = Answer(ServedModel("small", server.engine), body, [[120]], max_tokens=10**6)
+        answer = Answer(ServedModel("small", server.engine), body, [[120]], taps=NO_TAPS, max_tokens=10**6)
 
         async def gone():
             return {"type": "http.disconnect"}
@@ -234,6 +235,15 @@ def test_models_health_and_metrics(server, client):
         ({"dynatemp_range": 0.5}, "dynatemp_range is not done here"),
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output is not done here"),
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens is not done here"),
+        ({"top_n_sigma": 1.5}, "top_n_sigma is not done here"),
+        ({"samplers": ["top_k"]}, "samplers is not done here"),
+        ({"min_keep": 3}, "min_keep is not done here"),
+        ({"skip_special_tokens": False}, "skip_special_tokens is not done here"),
+        ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids is not done here"),
+        ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size is not done here"),
+        ({"penalty_alpha": 0.6}, "penalty_alpha is not done here"),
+        ({"epsilon_cutoff": 3.0}, "epsilon_cutoff is not done here"),
+        ({"eta_cutoff": 3.0}, "eta_cutoff is not done here"),
         ({"add_special_tokens": False}, "add_special_tokens is not done here"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 5, "stream": True}, "best_of = 5 with stream"),
@@ -272,10 +282,20 @@ def test_unknown_fields_that_change_no_number_are_accepted(server):
 def test_options_of_other_servers_are_accepted_where_they_change_nothing(server):
     harmless = {"repeat_penalty": 1.0, "xtc_probability": 0.0, "dry_multiplier": 0, "dynatemp_range": 0.0}
     harmless |= {"include_stop_str_in_output": False, "truncate_prompt_tokens": None, "n_predict": None}
+    harmless |= {"top_n_sigma": -1.0, "samplers": [], "min_keep": 0, "skip_special_tokens": True, "eta_cutoff": 0.0}
+    harmless |= {"return_tokens_as_token_ids": False, "no_repeat_ngram_size": 0, "penalty_alpha": 0}
     options = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0}
     answer = post(server, **options, **harmless)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"] == post(server, **options).json()["choices"]
+
+
+def test_a_seed_of_minus_one_is_drawn(server, monkeypatch):
+    monkeypatch.setattr("pellucid.serve.answer.secrets.randbits", lambda bits: 7)
+    options = {"prompt": PROMPT, "max_tokens": 12, "temperature": 5}
+    drawn, seven, eight = (post(server, **options, seed=seed).json()["choices"] for seed in (-1, 7, 8))
+    assert drawn == seven
+    assert drawn != eight
 
 
 def test_an_aborted_stream_frees_its_row(server):

@@ -17,7 +17,7 @@ from pellucid.predictors.mixture import Counted
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.predictor import Predictor
 from pellucid.serve.app import make_app
-from pellucid.serve.opening import EngineOptions, engine_for
+from pellucid.serve.opening import EngineOptions, describe_engine, engine_for
 from pellucid.serve.served import ServedModel
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 
@@ -115,6 +115,20 @@ def test_a_masked_model_embeds(client, masked):
     with torch.inference_mode():
         vector = masked.network.hidden(torch.tensor([list(b"To be")]))[0].mean(0)
     np.testing.assert_allclose(served["data"][0]["embedding"], (vector / vector.norm()).tolist(), atol=1e-10)
+
+
+def test_a_model_without_a_readout_embeds_and_says_that_it_does_nothing_else(masked):
+    bare = Masked()
+    bare.network = make_network(masked.network.architecture.with_fields({"readout": "none"}))
+    engine = engine_for(bare, EngineOptions())
+    assert describe_engine(engine) == "it generates no text, but embeds texts"
+    assert "fills masked tokens" in describe_engine(engine_for(masked, EngineOptions()))
+    with TestClient(make_app([ServedModel("bare", engine)], hosts=("testserver",))) as client:
+        assert client.post("/v1/embeddings", json={"input": "To be"}).status_code == 200
+        for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/fill", {"text": "[MASK]"})):
+            answer = client.post(path, json=body)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["message"].startswith("readout = none")
 
 
 @pytest.mark.parametrize(

@@ -108,13 +108,18 @@ def request(prompt_ids: list[int], **options) -> Generation:
     return Generation(prompt_ids, emit=Client(), **(defaults | options))
 
 
-def test_log_probabilities_are_those_of_score(network):
-    engine = BatchingEngine(network, IdTokenizer(11), chunk=3)
-    one, other = serve(engine, [request([1, 2, 3, 4, 5], echo=True), request([7, 8])])
-    generation = request([1, 2, 3, 4, 5], echo=True)
+@pytest.mark.parametrize("mask", ["causal", "prefix"])
+def test_log_probabilities_are_those_of_score(mask):
+    torch.manual_seed(0)
+    attention = Attention(n_heads=2, mask=mask)
+    network = Transformer(Architecture(**SMALL, attention=attention)).double().eval()
+    engine, prompt = BatchingEngine(network, IdTokenizer(11), chunk=3), [1, 2, 3, 4, 5]
+    one, other = serve(engine, [request(prompt, echo=True), request([7, 8])])
+    generation = request(prompt, echo=True)
     client = serve(engine, [generation])[0]
-    ids = [1, 2, 3, 4, 5, *client.tokens]
-    expected = score_tokens(network, ids)
+    ids = [*prompt, *client.tokens]
+    # a prompt is scored as a text, from the tokens before each one, and what follows it as its continuation
+    expected = [*score_tokens(network, prompt), *score_tokens(network, ids, first=5, n_prefix=5)]
     served = [*generation.prompt_scores[1:], *(event.score for event in client.events)]
     np.testing.assert_allclose([score.log_prob for score in served], expected, atol=1e-10)
     assert generation.prompt_scores[0] is None
@@ -125,6 +130,34 @@ def test_log_probabilities_are_those_of_score(network):
         assert score.top == tuple(sorted(score.top, key=lambda pair: -pair[1]))
         assert dict(score.top).get(score.token, score.log_prob) == score.log_prob
         assert score.log_prob <= score.top[0][1]
+
+
+def test_a_prompt_of_one_token_has_its_entry_whoever_else_is_served(network):
+    engine = BatchingEngine(network, IdTokenizer(11), max_tokens=20)
+    other, generation = request([1], max_tokens=20), request([2], echo=True)
+    engine.submit([other])
+    with torch.inference_mode():
+        engine.round()
+    serve(engine, [generation])
+    assert len(other.emit.tokens) == 20
+    assert generation.prompt_scores == [None]
+    assert len(generation.emit.tokens) == 4
+
+
+def test_sequences_are_counted_while_groups_come_and_go(network):
+    """`/metrics` counts them in another thread than the one that adds groups with edits, and removes them."""
+    engine = BatchingEngine(network, IdTokenizer(11))
+
+    class Growing:
+        """A group beside which another one is added while its sequences are listed."""
+
+        @property
+        def generations(self) -> list[Generation]:
+            engine.groups[str(len(engine.groups))] = engine.unedited
+            return []
+
+    engine.groups = {"": Growing()}
+    assert engine.decoding == []
 
 
 def test_short_sequences_share_the_memory_of_one_that_fills_the_context(network):

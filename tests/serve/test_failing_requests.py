@@ -1,5 +1,7 @@
 """What fails for one request ends that one alone: the others go on with the numbers that they have by themselves."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -187,3 +189,57 @@ def test_a_sequence_for_which_there_is_no_memory_leaves_the_batch_as_it_was(monk
         ([e.token for e in running.emit.events], [e.score.log_prob for e in running.emit.events]),
         alone(network(), prompt_ids=[1], max_tokens=5),
     )
+
+
+def test_a_round_that_fails_as_a_whole_ends_what_it_computed_and_the_engine_goes_on(monkeypatch, capsys):
+    """A prompt whose piece was being read ends too, although it stands in no list while the step is taken."""
+    model = network()
+    expected = alone(model, prompt_ids=[1])
+    engine = BatchingEngine(model, IdTokenizer(11), chunk=2, max_tokens=50)
+    decoded, read, waiting = request([1], max_tokens=50), request([2] * 8), request([3])
+    engine.submit([decoded])
+    with torch.inference_mode():
+        engine.round()
+        engine.submit([read])
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "settle", lambda group, goes_on: 1 / 0)
+            with pytest.raises(ZeroDivisionError) as raised:
+                engine.round()
+        assert read not in engine.running()
+        engine.submit([waiting])
+        engine.round_failed(raised.value)
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    for ended in (decoded, read):
+        assert ended.failed
+        assert isinstance(ended.emit.events[-1], ZeroDivisionError)
+    assert engine.running() == []
+    again = request([1])
+    serve(engine, [again])
+    assert len(waiting.emit.tokens) == 4
+    assert_same(([e.token for e in again.emit.events], [e.score.log_prob for e in again.emit.events]), expected)
+
+
+def until(condition) -> None:
+    """Wait for the engine's thread."""
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("the engine did not get there in ten seconds")
+
+
+def test_a_round_that_fails_before_it_computes_anything_ends_what_waits(monkeypatch, capsys):
+    """The thread of the engine goes on: it neither ends nor fails for ever."""
+    engine = BatchingEngine(network(), IdTokenizer(11))
+    engine.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "has_room", lambda generation: 1 / 0)
+        waiting = request([1])
+        engine.submit([waiting])
+        until(lambda: waiting.failed)
+    assert capsys.readouterr().err.count("ZeroDivisionError") == 1
+    good = request([1])
+    engine.submit([good])
+    until(lambda: good.emit.finished)
+    assert len(good.emit.tokens) == 4
+    engine.drain(60)

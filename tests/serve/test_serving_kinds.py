@@ -189,6 +189,27 @@ def test_rows_of_no_token_are_counted_and_not_named(padded):
             assert "this model knows ids from 0 to 256" in answer.json()["error"]["message"]
 
 
+def test_a_mixture_of_a_network_with_rows_of_no_token_is_served_with_its_own_numbers(padded, predictors):
+    mixture = mixed_with(padded, ByteTokenizer(), predictors["ngram"], 0.7)
+    engine = engine_for(mixture, EngineOptions(max_rows=2, max_tokens=100))
+    with TestClient(make_app([ServedModel("mixture", engine)], hosts=("testserver",))) as client:
+        served = complete(client, "mixture", prompt="To be", max_tokens=20, echo=True, logprobs=1)["choices"][0]
+    assert served["text"] == "To be" + mixture.generate("To be", max_tokens=20, seed=7).text
+    expected = mixture.log_probs(np.array(list(b"To be")))
+    np.testing.assert_allclose(served["logprobs"]["token_logprobs"][1:5], expected, atol=1e-9)
+
+
+def test_a_prompt_that_fills_more_than_the_networks_context_is_not_scored_in_one_window(predictors):
+    """An n-gram may read further back than a network; `score` moves the network's window."""
+    network = make_network(Architecture(n_vocab=257, n_ctx=2, d_model=8, n_layers=1))
+    engine = engine_for(mixed_with(network, ByteTokenizer(), predictors["ngram"], 0.5), EngineOptions(max_tokens=100))
+    with TestClient(make_app([ServedModel("mixture", engine)], hosts=("testserver",))) as client:
+        body = {"prompt": "be,", "max_tokens": 2, "seed": 7}
+        assert client.post("/v1/completions", json=body).status_code == 200
+        answer = client.post("/v1/completions", json=body | {"echo": True, "logprobs": 1})
+        assert "this model scores at most 2 in one window" in answer.json()["error"]["message"]
+
+
 #: special tokens of the tokenizer below, and how it writes a blank
 BEGIN, END, SPACE = "<s>", "</s>", "\u2581"
 

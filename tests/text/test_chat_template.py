@@ -18,10 +18,12 @@ from pellucid.text.chat_template import (
     write_chat_template,
 )
 from pellucid.text.read.conversations import holds_conversations
+from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokenizers.bpe import BPETokenizer
 from pellucid.text.tokenizers.external import ExternalTokenizer
 from pellucid.text.tokenizers.symbols import ByteTokenizer
+from pellucid.training.recipe import make_recipe
 
 LLAMA_3 = (
     "{% set loop_messages = messages %}{% for message in loop_messages %}"
@@ -261,3 +263,19 @@ def test_a_look_for_conversations_ends_whatever_the_files_are(tmp_path):
     assert not holds_conversations([str(tmp_path / "deep.jsonl")])
     assert not holds_conversations([str(tmp_path / "pipe.jsonl")])
     assert holds_conversations([str(tmp_path / "chats.jsonl")])
+
+
+def test_conversations_are_recognised_beside_empty_files_and_what_is_not_read(tmp_path):
+    (tmp_path / "a.jsonl").write_text("")
+    (tmp_path / "b.jsonl").write_text(" \n\n")
+    assert not holds_conversations([str(tmp_path)])
+    (tmp_path / "c.jsonl").write_text('{"messages": []}\n')
+    assert holds_conversations([str(tmp_path)])
+    (tmp_path / "README.md").write_text("about them")
+    assert not holds_conversations([str(tmp_path)])
+    for options in ({"include": "*.jsonl"}, {"exclude": "README*"}):
+        assert holds_conversations([str(tmp_path)], ReadOptions(**options))
+        fields = {f"text.{name}": value for name, value in options.items()}
+        assert make_recipe((str(tmp_path),), None, fields).train.objective == "chat"
+    (tmp_path / "d.jsonl").write_text('{"text": "a"}\n')
+    assert not holds_conversations([str(tmp_path)], ReadOptions(include="*.jsonl"))

@@ -51,6 +51,13 @@ def test_a_folder_is_read_in_the_order_of_its_paths_with_an_account(tmp_path):
     assert ".json files are not read" in reasons["table.json"]
 
 
+def test_of_files_that_are_named_an_empty_one_is_left_out_and_a_hidden_one_is_read(tmp_path):
+    write(tmp_path, {".a.txt": "hidden", "b.txt": "", "c.txt": "three"})
+    corpus = read_corpus([tmp_path / name for name in (".a.txt", "b.txt", "c.txt")])
+    assert texts(corpus) == ["hidden", "three"]
+    assert dict(corpus.skipped) == {"b.txt": "empty"}
+
+
 def test_files_and_folders_together_are_each_read_once(tmp_path):
     write(tmp_path, {"x/a.txt": "a", "x/b.txt": "b", "y/c.txt": "c"})
     corpus = read_corpus([tmp_path / "y" / "c.txt", tmp_path / "x", tmp_path / "x" / "a.txt"])

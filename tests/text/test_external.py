@@ -7,6 +7,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Engine
 from transformers import PreTrainedTokenizerFast
 
+from pellucid.text.tokenizers.base import NoEndError
 from pellucid.text.tokenizers.external import ExternalTokenizer
 from pellucid.text.tokenizers.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 
@@ -141,6 +142,65 @@ def test_tokens_are_streamed_with_the_space_before_them(made):
             ours.bytes_of(ours.encode("\u4e2d"))
 
 
+SPECIAL_WORDS = ["<unk>", "</s>"]
+
+
+def word_ends(texts):
+    """As GPT-1 has it: names end in </w> where a word ends."""
+    engine = Engine(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=SPECIAL_WORDS, end_of_word_suffix="</w>", show_progress=False
+    )
+    engine.train_from_iterator(texts, trainer)
+    engine.decoder = decoders.BPEDecoder(suffix="</w>")
+    return engine
+
+
+def words(texts, special=tuple(SPECIAL_WORDS)):
+    """Whole words without a decoder, between which the engine puts spaces."""
+    engine = Engine(models.WordLevel(unk_token="<unk>"))
+    engine.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(vocab_size=9000, special_tokens=list(special), show_progress=False)
+    engine.train_from_iterator(texts, trainer)
+    return engine
+
+
+def words_in_byte_characters(texts):
+    engine = Engine(models.WordLevel(unk_token="<unk>"))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.WordLevelTrainer(vocab_size=9000, special_tokens=SPECIAL_WORDS, show_progress=False)
+    engine.train_from_iterator(texts, trainer)
+    engine.decoder = decoders.ByteLevel()
+    return engine
+
+
+@pytest.mark.parametrize("make", [word_ends, words, words_in_byte_characters])
+def test_streamed_text_has_the_spaces_of_the_decoder(make, shakespeare):
+    """But for one at either end: text that is generated begins behind a prompt, and may go on."""
+    text = "We are accounted poor citizens"
+    ours = ExternalTokenizer(make(shakespeare[:20_000].splitlines()).to_str())
+    ids = ours.encode(text)
+    assert ours.unknown not in ids
+    stream = ours.stream()
+    streamed = "".join(stream.push(i) for i in ids) + stream.finish()
+    assert streamed.strip() == ours.decode(ids) == text
+    assert len(streamed) <= len(text) + 1
+
+
+def test_an_end_that_only_another_file_names(shakespeare, tmp_path):
+    engine = words(shakespeare[:5000].splitlines(), ("<unk>", "[EOS]"))
+    (tmp_path / "tokenizer.json").write_text(engine.to_str())
+    with pytest.raises(NoEndError, match="declares no end-of-text token"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]"}))
+    ours = load_tokenizer(tmp_path)
+    assert ours.separator == ours.special["[EOS]"] == 1
+    assert ours.separator not in ours.encode("We are [EOS]")
+    more = load_tokenizer(ours.with_special("<|mask|>").save(tmp_path / "more"))
+    assert (more.separator, more.mask) == (1, ours.n_vocab)
+
+
 @pytest.mark.parametrize(
     ("part", "step"),
     [
@@ -159,7 +219,7 @@ def test_tokens_are_streamed_with_the_space_before_them(made):
 def test_steps_that_are_not_known_need_trust(part, step, shakespeare, tmp_path):
     content = json.loads(t5(shakespeare[:5000].splitlines()).to_str()) | {part: step}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(TokenizerError, match=r"not known to be safe: pass trust=True"):
+    with pytest.raises(TokenizerError, match=r"not known to be safe: pass --trust \(trust=True\)"):
         load_tokenizer(tmp_path)
     if step["type"] != "Unheard":
         assert isinstance(load_tokenizer(tmp_path, trust=True), Tokenizer)

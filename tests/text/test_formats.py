@@ -518,6 +518,47 @@ def test_patterns_follow_no_links_to_folders(tmp_path):
     assert texts_of(tmp_path / "*" / "b*") == ["b"]
 
 
+def test_the_folders_of_runs_among_the_text_are_not_read(tmp_path):
+    """A run that is written into its own input can be resumed, and a second one begun."""
+    put(tmp_path, "a.txt", "one")
+    before = read_corpus(tmp_path)
+    for run in ("run", "runs/b"):
+        for name in (*finding.FILES_OF_RUN, "metrics.jsonl"):
+            put(tmp_path, f"{run}/{name}", '{"step": 1}')
+        put(tmp_path, f"{run}/report.html", "<p>report</p>")
+    after = read_corpus(tmp_path)
+    assert [source.path for source in after.sources] == ["a.txt"]
+    assert after.hash == before.hash
+    assert dict(after.skipped) == {"run": "the folder of a run", "runs/b": "the folder of a run"}
+    assert texts_of(tmp_path / "*") == texts_of(tmp_path / "**" / "*") == ["one"]
+    assert texts_of(tmp_path / "run" / "report.html") == texts_of(tmp_path / "run", include="*.html") == ["report\n"]
+    (tmp_path / "run" / "data.json").unlink()
+    put(tmp_path, "run/metrics.jsonl", '{"text": "two"}')
+    assert texts_of(tmp_path) == ["one", "two", "report\n"]
+
+
+def test_conversations_are_not_read_as_the_text_of_their_ids(tmp_path):
+    """A file beside them is enough for them not to be recognised as conversations."""
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    put(tmp_path, "README.md", "about them")
+    for field in ("messages", "conversations"):
+        rows = "".join(json.dumps({"id": f"row {i}", field: turns}) + "\n" for i in range(3)).encode()
+        for name, content in (("a.jsonl", rows), ("a.jsonl.gz", gzip.compress(rows))):
+            file = put(tmp_path, name, content)
+            refused(
+                tmp_path, rf"{name}, line 1: the field '{field}' holds a conversation, .* --objective chat, .* --field"
+            )
+            assert texts_of(file, field="id") == ["row 0", "row 1", "row 2"]
+            file.unlink()
+        pyarrow.parquet.write_table(pyarrow.table({"id": ["a"], field: [turns]}), tmp_path / "a.parquet")
+        refused(tmp_path, rf"a\.parquet: the column '{field}' holds a conversation")
+        (tmp_path / "a.parquet").unlink()
+        file = put(tmp_path, "a.jsonl", json.dumps({"text": "read", field: turns}))
+        assert texts_of(file) == ["read"]
+        file = put(tmp_path, "a.jsonl", json.dumps({"title": "read", field: 2}))
+        assert texts_of(file) == ["read"]
+
+
 def test_a_file_called_as_standard_input_is(tmp_path):
     put(tmp_path, "d/-", "text")
     put(tmp_path, "d/e", "text")

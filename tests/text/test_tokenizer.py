@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pellucid.reference.tokens import split_words
+from pellucid.text.tokenizers.base import NoEndError
 from pellucid.text.tokenizers.bpe import KNOWN_PATTERNS, PATTERNS, cut_at_borders
 from pellucid.text.tokenizers.tokenizer import (
+    LEAST_VOCABULARY,
     SEPARATOR,
     Tokenizer,
     TokenizerError,
@@ -196,6 +198,17 @@ def test_a_vocabulary_of_words_says_what_it_left_out_and_where_it_stopped():
         learn_tokenizer("word", ["a b"], 2)
 
 
+@pytest.mark.parametrize(("kind", "least"), LEAST_VOCABULARY.items())
+def test_a_vocabulary_that_is_too_small_is_refused_before_a_text_is_read(kind, least):
+    def unread():
+        raise AssertionError("a text was read")
+        yield ""
+
+    with pytest.raises(TokenizerError, match=f"needs at least {least[0]}, {least[1]}"):
+        learn_tokenizer(kind, unread(), least[0] - 1)
+    assert learn_tokenizer(kind, ["a b"], least[0]).n_vocab == least[0]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("bad", "message"), [("ab\ud800", "character 2 .* U\\+D800"), (b"ab", "got bytes")])
 def test_what_is_not_text_is_refused(kind, bad, message, trained):
@@ -332,7 +345,7 @@ HARMFUL = {
     ),
     "an id far outside": (lambda c: c["added_tokens"][0].update(id=2**31), "none with id"),
     "an id given twice": (lambda c: c["model"]["vocab"].update(zzz=5), "gives id 5 to both"),
-    "no separator": (lambda c: c["added_tokens"][0].update(content="<|pad|>"), "no separator"),
+    "no separator": (lambda c: c["added_tokens"][0].update(content="<|pad|>"), "declares no end-of-text token"),
     "another model": (lambda c: c["model"].update(type="Oracle"), "Oracle"),
     "a byte left out": (lambda c: c["model"]["vocab"].pop("A"), "lacks 1 of the 256 bytes"),
     "merges dropped at random": (lambda c: c["model"].update(dropout=0.1), "at random"),
@@ -411,6 +424,93 @@ def test_more_special_tokens(kind: str, shakespeare: str, tmp_path):
         masked.with_special("<|mask|>")
 
 
+@pytest.mark.parametrize("special", [True, False])
+def test_an_end_of_another_name_is_taken_from_the_files_beside_it(special, trained, tmp_path):
+    """As DeepSeek's distilled models have it, and Command R, whose file declares it as an ordinary token."""
+    end, last = {"content": "<|END|>", "special": special}, trained["bpe"].separator
+    (tmp_path / "tokenizer.json").write_text(rewritten(trained["bpe"], lambda c: c["added_tokens"][0].update(end)))
+    with pytest.raises(
+        NoEndError, match=r"declares no end-of-text token: expected .* or an added token that eos_token"
+    ):
+        load_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path, ends=[last + 5, last]).separator == last
+    for named in ("<|END|>", {"content": "<|END|>", "lstrip": False}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": named}))
+        tokenizer = load_tokenizer(tmp_path)
+        assert (tokenizer.separator, tokenizer.special) == (last, {"<|END|>": last})
+        assert last not in tokenizer.encode("to be <|END|> or not")
+        assert tokenizer.decode(tokenizer.encode("to be <|END|>")) == "to be <|END|>"
+    saved = tokenizer.save(tmp_path / "again")
+    assert saved.read_bytes() == (tmp_path / "tokenizer.json").read_bytes()
+    assert load_tokenizer(saved).separator == last
+    again = load_tokenizer(tokenizer.with_special("<|mask|>").save(tmp_path / "more"))
+    assert (again.separator, again.mask) == (last, last + 1)
+
+
+def test_options_that_are_damaged_are_named_where_they_are_needed(trained, tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    (tmp_path / "tokenizer.json").write_text(trained["bpe"].to_json())
+    assert load_tokenizer(tmp_path).separator == trained["bpe"].separator
+    end = {"content": "<|END|>"}
+    (tmp_path / "tokenizer.json").write_text(rewritten(trained["bpe"], lambda c: c["added_tokens"][0].update(end)))
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json beside it is not valid JSON"):
+        load_tokenizer(tmp_path)
+
+
+def write_merges(folder, tokenizer, special, **options):
+    """Files of GPT-2's kind whose first ids are these special tokens, with a tokenizer_config.json; the vocabulary."""
+    model = json.loads(tokenizer.to_json())["model"]
+    vocabulary = {name: i for i, name in enumerate(special)}
+    vocabulary |= {name: i + len(special) for name, i in model["vocab"].items()}
+    vocabulary |= {name: len(vocabulary) + i for i, name in enumerate((SEPARATOR, "<mask>"))}
+    pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *pairs, ""]))
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
+    return vocabulary
+
+
+OPT = {"tokenizer_class": "GPT2Tokenizer", "bos_token": {"content": "</s>"}, "eos_token": {"content": "</s>"}}
+OPT |= {"pad_token": "<pad>", "unk_token": "</s>", "add_bos_token": True}
+
+
+def test_vocabulary_and_merges_have_the_special_tokens_that_are_named_beside_them(trained, tmp_path):
+    """OPT's <pad> and </s> have the ids 1 and 2, and </s> stands before every text; <|endoftext|> ends none there."""
+    special, text = ("<s>", "<pad>", "</s>", "<unk>"), "To be, or not to be <|endoftext|>"
+    vocabulary = write_merges(tmp_path, trained["bpe"], special, **OPT)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.n_vocab == len(vocabulary)
+    assert tokenizer.special == {"<pad>": 1, "</s>": 2}
+    assert (tokenizer.separator, tokenizer.before, tokenizer.after) == (2, (2,), ())
+    assert tokenizer.encode(text) == [i + len(special) for i in trained["bpe"].encode(text)]
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert load_tokenizer(tokenizer.save(tmp_path / "saved")).before == (2,)
+    write_merges(tmp_path, trained["bpe"], special, add_prefix_space=True)
+    plain = load_tokenizer(tmp_path)
+    assert plain.special == {SEPARATOR: vocabulary[SEPARATOR]}
+    assert plain.decode(plain.encode("be")) == " be"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"tokenizer_class": "Qwen2Tokenizer"},
+            r"class 'Qwen2Tokenizer'.* divide text in another way.*tokenizer\.json",
+        ),
+        ({"eos_token": "<|im_end|>"}, r"names '<\|im_end\|>', which the vocabulary does not hold"),
+        (
+            {"eos_token": "</s>", "bos_token": "<b>", "add_bos_token": True},
+            "names '<b>', which the vocabulary does not",
+        ),
+    ],
+)
+def test_vocabulary_and_merges_of_another_tokenizer_are_refused(options, says, trained, tmp_path):
+    write_merges(tmp_path, trained["bpe"], ("</s>",), **options)
+    with pytest.raises(TokenizerError, match=says):
+        load_tokenizer(tmp_path)
+
+
 # Patterns, samples, hostile texts of words --------------------------------------------------------
 
 
@@ -468,7 +568,7 @@ def test_a_sample_is_spread_evenly_and_said(shakespeare):
     assert list(evenly(["abc"], 0.1)) == ["abc"]
     assert "".join(evenly([shakespeare], 1.0)) == shakespeare
     assert len(list(evenly([shakespeare[:41_000]], 0.1))) == 2
-    whole, part = (learn_tokenizer("bpe", [shakespeare], 600, share=share) for share in (1.0, 0.25))
+    whole, part = (learn_tokenizer("bpe", [shakespeare], 600, sample=sample) for sample in (1.0, 0.25))
     assert part.hash != whole.hash
     assert part.notes[-1] == "the tokenizer was trained on 0.25 of the training text, evenly spread"
     assert part.decode(part.encode(shakespeare)) == shakespeare
@@ -479,8 +579,8 @@ def test_a_sample_is_spread_evenly_and_said(shakespeare):
     [
         ("bpe", {"n_vocab": 300, "pattern": "llama"}, "choose one of gpt2, gpt4, word-end, none"),
         ("char", {"pattern": "none"}, "has none; leave it out"),
-        ("bpe", {"n_vocab": 300, "share": 0.0}, "above 0"),
-        ("byte", {"share": 0.5}, "is trained on all of the text"),
+        ("bpe", {"n_vocab": 300, "sample": 0.0}, "above 0"),
+        ("byte", {"sample": 0.5}, "is trained on all of the text"),
         ("word", {}, "needs n_vocab"),
     ],
 )

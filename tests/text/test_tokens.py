@@ -235,6 +235,17 @@ def test_the_writer_refuses_ids_that_do_not_fit(n_vocab, wrong, tmp_path):
     assert writer.finish()["tokens"] == 2
 
 
+def test_an_error_of_writing_tokens_names_their_folder(tmp_path):
+    """Not only what the system says of the disk."""
+    (tmp_path / "train-00000.bin").symlink_to("/dev/full")
+    writer = PartWriter(tmp_path, "train", 300, "00" * 32, 0, 100)
+    writer.add(np.array([1, 2]))
+    for end in (writer.finish, writer.close):
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            end()
+        assert caught.value.filename == str(tmp_path)
+
+
 def test_ids_take_two_bytes_where_they_fit_and_four_where_not(tmp_path):
     assert [dtype_for(n).itemsize for n in (257, 1 << 16, (1 << 16) + 1)] == [2, 2, 4]
     writer = PartWriter(tmp_path, "train", 70_000, "ab" * 32, 69_999, 5)

@@ -46,6 +46,7 @@ class Clock:
         self.has_passes = any(c.passes for c in seconds)
         self.taken: list[Combination] = []
         self.compiled: set[Combination] = set()
+        self.failing: set[Combination] = set()
         self.measured = 0
         for name in ("perf_counter", "monotonic"):
             patch.setattr(time, name, lambda: self.now)
@@ -65,6 +66,8 @@ class Clock:
         def step_of(combination):
             def take():
                 self.taken.append(combination)
+                if combination in self.failing:
+                    raise RuntimeError("no memory\nfor this graph")
                 if combination.compiled and combination not in self.compiled:
                     self.compiled.add(combination)
                     self.now += self.compiling
@@ -118,6 +121,25 @@ def test_compilation_that_is_asked_for_is_timed_compiled(monkeypatch):
     seconds = {c: 0.1 for c in ALL} | {Combination("float32", "explicit", True): 0.05}
     chosen, _ = autotune(recipe_of(steps=100_000, compile="yes"), 1000, CPU, Clock(monkeypatch, seconds))
     assert combination_of(chosen) == Combination("float32", "explicit", True)
+
+
+@pytest.mark.parametrize("fail", ["one", "all"])
+def test_what_fails_to_compile_is_left_out_and_told(fail, monkeypatch):
+    compiled = [c for c in ALL if c.compiled]
+    best, second, *_ = compiled
+    eager = Combination("bfloat16", "explicit")
+    seconds = {c: 0.1 for c in ALL} | {best: 0.05, second: 0.06, eager: 0.09}
+    clock = Clock(monkeypatch, seconds)
+    clock.failing = {best} if fail == "one" else set(compiled)
+    chosen, lines = autotune(recipe_of(steps=100_000), 1000, CPU, clock)
+    assert combination_of(chosen) == (second if fail == "one" else eager)
+    told = [line for line in lines if line.startswith("not timed: ")]
+    assert set(told) == {f"not timed: {c} (its first step failed: no memory)" for c in clock.failing}
+    # what was asked for is not replaced
+    clock = Clock(monkeypatch, seconds)
+    clock.failing = set(compiled)
+    with pytest.raises(RuntimeError, match="no memory"):
+        autotune(recipe_of(steps=100_000, compile="yes", batch=3), 1000, CPU, clock)
 
 
 def test_compiling_is_counted_against_what_the_run_can_win_back(monkeypatch):
@@ -347,7 +369,7 @@ def test_passes_that_do_not_fit_into_memory_are_not_compared(monkeypatch):
     made = recipe_of(batch=2, accumulate=4)
     assert memory.passes_that_fit(made, CPU) == (2, 4)
     need = [training_memory(with_train(made, batch=n)).peak for n in (2, 4)]
-    monkeypatch.setattr(memory, "memory_bytes", lambda device: sum(need) / 2)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: sum(need) / 2)
     assert memory.passes_that_fit(made, CPU) == (4,)
 
 

@@ -25,12 +25,15 @@ from pellucid.runs.checkpoint import (
     folder_of,
     load_checkpoint,
     mark_best,
+    mark_needed,
+    needed_steps,
     prune,
     save_checkpoint,
     set_aside,
     steps_of,
     verify_files,
 )
+from pellucid.runs.metrics import MetricsFile
 from pellucid.runs.trainer import Trainer
 from pellucid.training.load import load_run
 
@@ -148,6 +151,22 @@ def test_pruning_keeps_the_newest_and_the_best(run):
     assert steps_of(run) == [1, 4]
     assert best_step(run) == 1
     assert_loads(run, 1)
+
+
+def test_pruning_keeps_what_adapters_of_other_runs_need(run):
+    mark_needed(run, 1)
+    save_checkpoint(run, make(4))
+    prune(run, 1)
+    assert steps_of(run) == [1, 4]
+    mark_needed(run, 4)
+    save_checkpoint(run, make(5))
+    prune(run, 1)
+    assert steps_of(run) == [1, 4, 5]
+    for damaged in ("", "[]", '{"steps": 4}', '{"steps": "14"}'):
+        (run / "checkpoints" / "needed.json").write_text(damaged)
+        assert needed_steps(run) == set()
+    prune(run, 1)
+    assert steps_of(run) == [5]
 
 
 def test_a_damaged_checkpoint_does_not_push_good_ones_out(run):
@@ -268,6 +287,17 @@ def test_a_real_limit_on_file_size_ends_the_run_with_exit_code_2(tmp_path, text,
     assert len(errors.splitlines()) == 1
     assert steps_of(run) == [2]
     assert resume(run).step == 4
+
+
+def test_an_error_of_writing_the_metrics_names_their_file(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path)
+    metrics.file.close()
+    metrics.file = open("/dev/full", "a", encoding="utf-8")  # noqa: SIM115 (closed below)
+    for do in (lambda: metrics.write({"step": 1}), metrics.close):
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            do()
+        assert caught.value.filename == str(path)
 
 
 # In a run ---------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def test_layers_that_do_not_fit_into_one_process_are_refused(monkeypatch):
     recipe = make_recipe(("text",), "small", {**FIELDS, "n_layers": 8, "batch": 4})
     for (_, few), n_shares in itertools.product(few_layers(recipe), (1, 4)):
         assert len(network_to_time(few, torch.device("cpu"), n_shares).blocks) == few.model.n_layers
-    monkeypatch.setattr(memory, "memory_bytes", lambda device: 1000.0)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000.0)
     with pytest.raises(RecipeError, match=r"a network of 2 layers does not fit into one process .*the length in s"):
         network_to_time(few_layers(recipe)[1][1], torch.device("cpu"), 1)
 

@@ -13,7 +13,7 @@ from pellucid.predictors.recipe import make_predictor_recipe
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.options import RecipeError
 from pellucid.text.read.documents import DocumentError
-from pellucid.training.recipe import Recipe, make_recipe, read_recipe_file
+from pellucid.training.recipe import Recipe, check_changes, make_recipe, make_recipe_on, read_recipe_file
 from pellucid.training.text_parts import add_held_out, held_out_fields
 
 TINY = {name: value for name, value in FIELDS.items() if name != "steps"}
@@ -77,6 +77,28 @@ def test_the_recipe_of_a_run_is_one_for_another(tmp_path):
     path.write_text(json.dumps(recipe_for(Path("x"), held_out_files=["a.txt", "b.txt"]).to_dict()))
     assert make_recipe(("y",), None, {}, path).text.held_out_files == ("a.txt", "b.txt")
     assert make_recipe(("y",), None, {"held_out_files": ["c.txt"]}, path).text.held_out_files == ("c.txt",)
+
+
+def test_what_is_asked_for_takes_the_place_of_how_the_recipe_holds_out(tmp_path):
+    """The fields of a run's recipe.json are all given, its share and its rule among them."""
+    share, files = tmp_path / "share.json", tmp_path / "files.json"
+    share.write_text(json.dumps(recipe_for(Path("x"), held_out=0.3, split="tail").to_dict()))
+    files.write_text(json.dumps(recipe_for(Path("x"), held_out_files=["a.txt"]).to_dict()))
+    for written in (share, files):
+        for named in ("held_out_files", "text.held_out_files"):
+            text = make_recipe(("y",), None, {named: ("b.txt",)}, written).text
+            assert (text.held_out_files, text.held_out, text.split) == (("b.txt",), 0.0, "files")
+        check_changes({"text.held_out_files": ("b.txt",)}, written)
+        check_changes({"held_out": 0.2}, written)
+    text = make_recipe(("y",), None, {"text.held_out": 0.2}, files).text
+    assert (text.held_out_files, text.held_out, text.split) == ((), 0.2, "stratified")
+    text = make_recipe(("y",), None, {"text.held_out": 0.2}, share).text
+    assert (text.held_out_files, text.held_out, text.split) == ((), 0.2, "tail")
+    other = recipe_for(Path("x"), held_out_files=["a.txt"], tokenizer="bpe")
+    recipe = make_recipe_on(other.model, ("y",), {"text.held_out": 0.2}, other)
+    assert (recipe.text.held_out_files, recipe.text.held_out) == ((), 0.2)
+    with pytest.raises(RecipeError, match="are both given"):
+        make_recipe(("y",), None, {"text.held_out": 0.2, "text.held_out_files": ("b.txt",)}, share)
 
 
 def test_a_recipe_that_names_no_rule_has_the_earlier_one(tmp_path):

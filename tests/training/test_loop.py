@@ -3,7 +3,10 @@
 import io
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +17,9 @@ from rich.console import Console
 from tiny import FIELDS, assert_same_run, assert_same_tensors, make_training, resume, rows, start, tensors
 from torch.nn import functional as F
 
+import pellucid
 from pellucid.parameter_counts import count_parameters
-from pellucid.runs import device, length
+from pellucid.runs import device, length, run_dir
 from pellucid.runs import trainer as trainer_module
 from pellucid.runs.checkpoint import best_step, folder_of, steps_of, verify_files
 from pellucid.runs.live_reporter import LiveReporter, make_reporter
@@ -33,6 +37,7 @@ from pellucid.training.load import load_run
 from pellucid.training.memory import check_memory
 from pellucid.training.objectives import MicroBatch, summed_loss
 from pellucid.training.recipe import make_recipe
+from pellucid.training.trainable import TransformerTrainable
 
 CPU = torch.device("cpu")
 
@@ -292,11 +297,27 @@ def test_explicit_attention_trains_to_the_same_losses_and_resumes_bit_for_bit(te
 
 
 def test_compiling_pays_where_it_saves_more_than_it_costs(monkeypatch):
-    monkeypatch.setattr(device, "can_compile", lambda device: True)
+    monkeypatch.setattr(device, "has_command", lambda *names: True)
     assert not device.compile_pays(CPU, 0.1, 100)[0]
     assert device.compile_pays(CPU, 0.1, 100_000)[0]
-    monkeypatch.setattr(device, "can_compile", lambda device: False)
-    assert device.compile_pays(CPU, 0.1, 100_000) == (False, "compiled: no (there is no C++ compiler here)")
+    monkeypatch.setattr(device, "has_command", lambda *names: False)
+    said = "compiled: no, as there is no C++ compiler here (g++ or clang++)"
+    assert device.compile_pays(CPU, 0.1, 100_000) == (False, said)
+
+
+def test_on_cuda_compiling_needs_triton_a_c_compiler_and_a_newer_gpu(monkeypatch):
+    cuda, has_triton, has_c, capability = torch.device("cuda"), [False], [False], [(6, 1)]
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: name if has_triton[0] else None)
+    monkeypatch.setattr(device, "has_command", lambda *names: has_c[0])
+    monkeypatch.setattr(device.sys, "platform", "linux")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[0])
+    assert device.compile_pays(cuda, 0.1, 100_000) == (False, "compiled: no, as Triton is not installed here")
+    has_triton[0] = True
+    assert device.compiling_lacks(cuda) == "there is no C compiler here (gcc or clang)"
+    has_c[0] = True
+    assert device.compiling_lacks(cuda) == "this GPU has compute capability 6.1 and Triton needs 7.0"
+    capability[0] = (7, 0)
+    assert device.can_compile(cuda)
 
 
 def test_bfloat16_is_near_float32_and_keeps_float32_weights(text, tmp_path):
@@ -336,6 +357,36 @@ def test_deterministic_kernels_are_asked_for_and_given_back(text, tmp_path):
     start(text, tmp_path / "run", sampler=sampler, steps=2, deterministic="yes")
     assert set(seen) == {True}
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_what_cublas_needs_to_be_deterministic_is_set_before_anything_is_computed(text, tmp_path, monkeypatch):
+    """PyTorch reads it at the first product on a GPU, which times or builds something."""
+    seen, read = [], TransformerTrainable.read
+
+    def watched(self, *given):
+        seen.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+        return read(self, *given)
+
+    monkeypatch.setattr(TransformerTrainable, "read", watched)
+    for word in ("no", "yes"):
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+        run = start(text, tmp_path / word, steps=1, deterministic=word).path
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    resume(run, steps=2)
+    assert seen == [None, ":4096:8", ":4096:8"]
+
+
+@pytest.mark.gpu
+def test_a_deterministic_run_on_a_gpu_takes_steps_and_writes_samples(text, tmp_path):
+    """Each in a process of its own: cuBLAS is told how to compute once, before its first product."""
+    environment = {name: value for name, value in os.environ.items() if name != "CUBLAS_WORKSPACE_CONFIG"}
+    fields = FIELDS | {"device": "cuda", "deterministic": "yes"}
+    options = ["--steps=2", *(f"--set={name}={value}" for name, value in fields.items() if name != "steps")]
+    for name in ("one", "two"):
+        command = [sys.executable, "-m", "pellucid", "train", str(text), "--out", str(tmp_path / name), *options]
+        subprocess.run(command, env=environment, check=True, timeout=250)
+        assert all(row["sample"] is not None for row in rows(tmp_path / name) if "sample" in row)
+    assert_same_tensors(tensors(tmp_path / "one", 2), tensors(tmp_path / "two", 2))
 
 
 def test_inside_documents_nothing_is_read_across_a_border(text, tmp_path):
@@ -484,11 +535,19 @@ def test_memory_is_counted_from_the_sizes():
     with pytest.raises(RecipeError, match="sequences of 128 tokens"):
         check_memory(with_train(small, batch=10**9), CPU)
     assert 2**28 < device.memory_bytes(CPU) < 2**50
+    assert device.free_bytes(CPU) == device.memory_bytes(CPU)
     # an encoder's activations are counted: n_ctx positions more, and attention that reads them
     alone, both = small.model, make_recipe((), None, {"n_vocab": 512, "objective": "source-target"}).model
     weights = 16 * (count_parameters(both)["total"] - count_parameters(alone)["total"])
     more = resolve.training_bytes(both, 4, "float32") - resolve.training_bytes(alone, 4, "float32")
     assert more - weights > 4 * 4 * alone.n_ctx * alone.n_layers * 10 * alone.d_model
+
+
+def test_on_a_gpu_what_other_processes_hold_is_not_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 10_000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 200)
+    monkeypatch.setattr(device, "memory_bytes", lambda device: 10_000)
+    assert device.free_bytes(torch.device("cuda")) == 1200
 
 
 def test_prepared_tokens_need_a_folder_and_no_home(tmp_path, monkeypatch):
@@ -504,3 +563,16 @@ def test_prepared_tokens_need_a_folder_and_no_home(tmp_path, monkeypatch):
     monkeypatch.delenv("PELLUCID_CACHE")
     with pytest.raises(RecipeError, match="name a folder in the environment variable PELLUCID_CACHE"):
         cache_folder()
+
+
+def test_a_folder_in_which_no_tokens_can_be_kept_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    """One that holds tokens may be for reading alone."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "file" / "cache"))
+    for predictor in (None, "ngram"):
+        with pytest.raises(RecipeError, match=r"file is not a folder; name a folder for prepared .* PELLUCID_CACHE"):
+            pellucid.train(tmp_path / "gone.txt", out=tmp_path / "run", predictor=predictor)
+    (tmp_path / "cache" / "tokens-1").mkdir(parents=True)
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(run_dir, "check_destination", lambda path: pytest.fail("it was checked"))
+    run_dir.check_cache()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from tiny import make_training, recipe_for
 
+from pellucid.generate.pack_weights import weights_state
 from pellucid.parameter_counts import count_parameters
 from pellucid.runs.muon import Muon, orthogonal
 from pellucid.runs.optimizer import make_optimizer
@@ -45,6 +46,20 @@ def test_every_parameter_is_held_once_and_only_matrices_decay(text, tmp_path, wo
             "RMSprop" if is_table and of_tables == "rmsprop" else "Muon" if word == "muon" and hidden else "AdamW"
         )
         assert kind == expected, name
+
+
+@pytest.mark.parametrize("word", ["adamw", "muon"])
+def test_a_step_is_seen_by_what_was_made_of_the_earlier_weights(text, tmp_path, word):
+    """Packed weights and compiled steps are made anew: every parameter counts the step, whatever kernel took it."""
+    training = make_training(text, tmp_path / "run", optimizer=word, ngram_optimizer="rmsprop")
+    network = training.network
+    for _ in range(2):  # in the first one RMSprop shrinks its tables as well
+        versions, state = [p._version for p in network.parameters()], weights_state(network)
+        for p in network.parameters():
+            p.grad = torch.ones_like(p)
+        training.optimizer.step(GOOD)
+    assert weights_state(network) != state
+    assert all(p._version > before for p, before in zip(network.parameters(), versions, strict=True))
 
 
 def test_a_vector_with_no_gradient_does_not_move_and_a_matrix_shrinks(text, tmp_path):

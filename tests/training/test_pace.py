@@ -221,6 +221,24 @@ def test_a_run_that_is_made_longer_by_minutes_ends_in_time(text, tmp_path, monke
     assert rates[-1] == pytest.approx(0.01 * 5e-3)
 
 
+@pytest.mark.slow
+def test_the_minutes_of_an_unfinished_run_given_again_are_those_it_has(text, tmp_path, monkeypatch):
+    """The same command with --resume continues the schedule where it stopped; it adds no second one."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        clock = Clock(patch, 1.0)
+        measured(patch, 0.5)
+        first = start(text, run, sampler=clock.sampler, minutes=0.5, **QUICK | {"checkpoint_every": 5})
+        for step in steps_of(run):
+            if step == first.step:
+                shutil.rmtree(folder_of(run, step))
+        then = clock.now
+        done = resume(run, minutes=0.5)
+        assert clock.now - then < 15
+    assert done.recipe.segments == first.recipe.segments
+    assert done.step == first.step
+
+
 def test_what_is_at_most_read_so_often_does_not_become_more(text, tmp_path, monkeypatch):
     """Epochs in the place of minutes are an upper bound: quicker steps end the run earlier, slower ones in time."""
     for seconds, steps in ((0.1, 100), (1.2, 50)):

@@ -38,6 +38,7 @@ from pellucid.training import autotune, objectives, parallel
 from pellucid.training.config import ParallelOptions
 from pellucid.training.load import read_recipe
 from pellucid.training.recipe import make_recipe
+from pellucid.training.resolve_recipe import divided_anew
 from pellucid.training.trainable import TransformerTrainable
 from some_cases import one_in
 
@@ -154,6 +155,43 @@ def test_a_run_goes_on_in_another_number_of_processes(text, tmp_path, plain_runs
     assert_equal_losses(run, plain_runs["adamw"], TOLERANCE["adamw"])
 
 
+@pytest.mark.slow
+def test_a_run_goes_on_in_processes_that_do_not_divide_its_passes(text, tmp_path, stop_after):
+    """Six rows in two passes of three become six rows in three passes of two."""
+    fields = {"optimizer": "adamw", "batch": 3, "evaluate_tokens": 96}
+    whole = train(text, tmp_path / "whole", **fields)
+    stop_after.add(5)
+    run = train(text, tmp_path / "run", **fields)
+    train(text, run, 2, resume=True)
+    t = read_recipe(run).train
+    assert (t.batch, t.accumulate) == (2, 3)
+    assert_equal_losses(run, whole, TOLERANCE["adamw"])
+
+
+@pytest.mark.parametrize(
+    ("batch", "passes", "shares", "divided"),
+    [
+        (4, 2, 2, (4, 2)),
+        (3, 2, 2, (2, 3)),
+        (3, 4, 2, (2, 6)),
+        (4, 3, 3, (3, 4)),
+        (1, 8, 4, (4, 2)),
+        (5, 4, 10, (10, 2)),
+    ],
+)
+def test_a_step_is_divided_into_the_nearest_passes_whose_rows_the_processes_divide(batch, passes, shares, divided):
+    recipe = make_recipe(("text",), "small", {**FIELDS, "batch": batch, "accumulate": passes})
+    t = divided_anew(recipe, shares).train
+    assert (t.batch, t.accumulate) == divided
+    assert t.batch * t.accumulate == batch * passes
+
+
+def test_a_step_that_the_processes_cannot_divide_is_refused_with_a_number_that_can():
+    recipe = make_recipe(("text",), "small", {**FIELDS, "batch": 3, "accumulate": 5})
+    with pytest.raises(RecipeError, match=r"a step has 15 rows, which .* = 4 processes cannot divide: .* such as 3"):
+        divided_anew(recipe, 4)
+
+
 @pytest.mark.parametrize(
     ("n", "fields", "message"),
     one_in(
@@ -202,6 +240,37 @@ def test_a_layout_that_does_not_divide_is_refused_before_the_text_is_read(n, fie
 
     do_in(n, do)
     assert not (tmp_path / "run").exists()
+
+
+def test_every_process_takes_a_gpu_of_its_own_or_is_told_why_not(monkeypatch):
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(parallel, "resolve_device", torch.device)
+    for number in ("0", "1", "2"):  # the last one is of a run on the CPU
+        monkeypatch.setenv("LOCAL_RANK", number)
+        parallel.take_own_gpu()
+    assert taken == [0, 1]
+    parallel.check_gpus("cuda", 2)
+    parallel.check_gpus("cpu", 3)
+    said = "3 processes need 3 GPUs, and this machine has 2: give --processes 2 or --device cpu"
+    with pytest.raises(RecipeError, match=said):
+        parallel.check_gpus("cuda", 3)
+    with pytest.raises(RecipeError, match=r"train\.device = cuda:1 is one GPU, .*: give --device cuda"):
+        parallel.check_gpus("cuda:1", 2)
+
+
+def test_more_processes_than_gpus_are_refused_before_the_text_is_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(parallel, "resolve_device", lambda word: torch.device("cuda"))
+
+    def do(rank: int) -> None:
+        message = "2 processes need 2 GPUs, and this machine has 1"
+        with pytest.raises(SystemExit if rank else RecipeError, match="0" if rank else message):
+            pellucid.train(tmp_path / "gone", out=tmp_path / "run", fields=FIELDS)
+
+    together(2, do)
 
 
 @pytest.mark.parametrize(

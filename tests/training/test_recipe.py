@@ -31,6 +31,7 @@ from pellucid.vision.recipe import make_image_recipe
 
 OTHER = {
     "text.tokenizer": "char",
+    "text.vocabulary": "300",
     "text.held_out": "0.25",
     "text.encoding": "latin-1",
     "text.chat_template": "chatml",
@@ -105,6 +106,7 @@ def test_every_field_is_set_by_its_name(name):
         ({"batch": "1.5"}, "train.batch = '1.5': expected an integer"),
         ({"learning_rate": "fast"}, "train.learning_rate = 'fast': expected a number"),
         ({"learning_rate": "0"}, "expected a number above 0"),
+        ({"clip": True}, "train.clip = True: expected a number"),
         ({"learning_rate": "nan"}, "expected a finite number"),
         ({"clip": "inf"}, "expected a finite number"),
         ({"beta_1": "1"}, "expected a number from 0 up to, not including, 1"),
@@ -121,6 +123,8 @@ def test_every_field_is_set_by_its_name(name):
         ({"warmup": "-2"}, "expected -1 or more"),
         ({"steps": "10", "tokens": "100"}, "the length is given twice, by steps and tokens"),
         ({"tokenizer": "byte", "vocabulary": "500"}, "expected 0 where text.tokenizer = byte"),
+        ({"vocabulary": "256"}, "expected at least 257 where text.tokenizer = bpe: the 256 bytes and the separator"),
+        ({"tokenizer": "word", "vocabulary": "2"}, "expected at least 3 where text.tokenizer = word: a word, the"),
         ({"d_model": "10", "n_heads": "4"}, "expected a divisor of d_model = 10"),
         ({"n_heads": "0"}, "expected at least 1"),
     ],
@@ -259,7 +263,12 @@ def test_a_run_from_a_model_takes_nothing_but_dropout_of_the_architecture():
     made = make_recipe_on(model, ("a",), {"dropout": 0.1, "learning_rate": 1e-4})
     assert made.model.dropout.embed == 0.1
     assert made.model.d_model == 36
-    for changes, named in (({"d_ff": 7}, "model.mlp.d_ff"), ({"tokenizer": "char"}, "text.tokenizer")):
+    for changes, named in (
+        ({"d_ff": 7}, "model.mlp.d_ff"),
+        ({"tokenizer": "char"}, "text.tokenizer"),
+        ({"text.pattern": "gpt4"}, "text.pattern"),
+        ({"text.sample": 0.5}, "text.sample"),
+    ):
         with pytest.raises(RecipeError, match=f"keeps its architecture and tokenizer: leave out {named}"):
             make_recipe_on(model, ("a",), changes)
 

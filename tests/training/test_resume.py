@@ -1,5 +1,6 @@
 """A run that was interrupted, killed or made longer is, bit for bit, the run that was not."""
 
+import errno
 import itertools
 import json
 import os
@@ -32,12 +33,13 @@ from tiny import (
 import pellucid
 from pellucid import cli, destination
 from pellucid.runs import trainer as trainer_module
-from pellucid.runs.checkpoint import folder_of, load_checkpoint, mark_good, prune, steps_of, verify_files
+from pellucid.runs.checkpoint import best_step, folder_of, load_checkpoint, mark_good, prune, steps_of, verify_files
 from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import only_one
 from pellucid.runs.trainer import Trainer
 from pellucid.training import resolve_recipe as resolve
-from pellucid.training.load import load_run, read_recipe
+from pellucid.training.config import Base
+from pellucid.training.load import keep_base, load_run, read_recipe
 
 STEPS = 20
 #: how tables of n-grams learn: with gradients of the rows alone that a step meets, or of all
@@ -367,6 +369,54 @@ def test_other_choices_are_refused_and_named(text, tmp_path, capsys):
     assert steps_of(run)[-1] == 14
 
 
+def with_options(run: Path, **options) -> Path:
+    """The run, as if it had been trained with these options of training: on another machine."""
+    written = json.loads((run / "recipe.json").read_bytes())
+    written["train"] |= options
+    (run / "recipe.json").write_text(json.dumps(written))
+    return run
+
+
+#: no machine of ours has so many GPUs
+ELSEWHERE = "cuda:99"
+
+
+def test_a_run_of_a_machine_with_a_gpu_goes_on_without_one(text, tmp_path, capsys):
+    """As the error says: with --device cpu, or auto, which keeps a device that is there."""
+    run = with_options(start(text, tmp_path / "run", steps=2, evaluate_every=1).path, device=ELSEWHERE)
+    again = ["--resume", "--out", str(run), "--steps", "3"]
+    assert f"device '{ELSEWHERE}' cannot be used here" in refuse(capsys, *again)
+    assert cli.main(["train", *again, "--device", "cpu"]) == 0
+    said = f"warning: train.device was {ELSEWHERE} and is cpu from here on: the last digits of losses may differ"
+    assert said in capsys.readouterr().out
+    assert read_recipe(run).train.device == "cpu"
+    assert cli.main(["train", "--resume", "--out", str(run), "--steps", "4", "--device", "auto"]) == 0
+    assert "train.device was" not in capsys.readouterr().out
+    assert read_recipe(run).train.device == "cpu"
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[2], KINDS[4]], ids=lambda kind: kind.name)
+def test_a_run_of_any_kind_goes_on_on_the_device_that_is_there(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("pellucid.runs.pipeline.device_here", lambda word: torch.device("cpu"))
+    run = with_options(kind.start(kind.write_input(tmp_path), tmp_path / "run", steps=2).path, device=ELSEWHERE)
+    with pytest.raises(RecipeError, match=f"device '{ELSEWHERE}' cannot be used here"):
+        kind.resume(run, steps=3)
+    assert kind.resume(run, steps=3, fields={"train.device": "auto"}).step == 3
+    assert kind.resume(run, steps=4).step == 4
+
+
+@pytest.mark.parametrize("word", ["no", "auto"])
+def test_a_compiled_run_goes_on_where_nothing_can_be_compiled(text, tmp_path, monkeypatch, word):
+    run = with_options(start(text, tmp_path / "run", steps=2, evaluate_every=1).path, compile="yes")
+    monkeypatch.setattr("pellucid.runs.pipeline.compiling_lacks", lambda device: "there is no compiler here")
+    with pytest.raises(RecipeError, match="and there is no compiler here: resume it with --set compile=no"):
+        pellucid.train(out=run, resume=True, steps=3)
+    done = pellucid.train(out=run, resume=True, steps=3, fields={"compile": word})
+    assert (done.step, done.recipe.train.compile) == (3, "no")
+    with pytest.raises(RecipeError, match="and there is no compiler here"):
+        pellucid.train(out=run, resume=True, steps=4, fields={"compile": "yes"})
+
+
 def test_a_choice_that_contradicts_the_run_is_named_itself(text, tmp_path, capsys):
     """Not what it contradicts: characters learn no vocabulary, and the run has one."""
     fields = {"tokenizer": "bpe", "vocabulary": 300, "steps": 1, "evaluate_every": 1}
@@ -456,6 +506,18 @@ def test_two_processes_do_not_train_in_one_folder(text, tmp_path):
     assert resume(run, steps=13).step == 13
 
 
+def test_a_file_system_without_locks_is_a_warning(text, tmp_path, monkeypatch):
+    """A network drive may have none; whether another process trains there cannot be known."""
+    run = start(text, tmp_path / "run", steps=2, evaluate_every=1).path
+
+    def flock(*_) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.warns(UserWarning, match=r"lock: this file system has no locks \(No locks available\)"):
+        assert resume(run, steps=3).step == 3
+
+
 def test_a_run_from_another_model_keeps_its_weights_through_a_kill_before_the_first_save(text, tmp_path):
     first = start(text, tmp_path / "first").path
     network, tokenizer, _ = load_run(first, "last", torch.device("cpu"))
@@ -496,6 +558,25 @@ def test_zero_is_no_open_choice_of_adapters(text, tmp_path, capsys):
         ("alpha=0", "adapt.alpha: 8.0 in the run, 0.0 asked for"),
     ):
         assert named in refuse(capsys, "--resume", "--out", run, "--steps", "3", "--set", value)
+
+
+def test_a_run_that_trains_on_keeps_the_checkpoint_that_adapters_need(text, tmp_path):
+    base = start(text, tmp_path / "base", steps=2, evaluate_every=1, keep_last=1).path
+    fields = {"adapt.rank": 2, "batch": 2, "precision": "float32", "device": "cpu"}
+    run = pellucid.train(text, out=tmp_path / "run", from_model=base, steps=2, fields=fields).path
+    needed = int(read_recipe(run).base.checkpoint)
+    resume(base, steps=20)
+    assert needed in steps_of(base)
+    assert best_step(base) != needed
+    pellucid.load(run, device="cpu")
+    assert pellucid.train(out=run, resume=True, steps=3).step == 3
+
+
+def test_a_base_in_which_nothing_can_be_recorded_is_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match=r"adapters need the checkpoint of step 4 \(No such file"):
+        keep_base(Base(str(tmp_path / "base"), "4", ""))
+    keep_base(Base("gpt2", "", ""))
+    keep_base(None)
 
 
 def test_a_run_from_a_model_that_lost_its_checkpoints_begins_again_with_that_model(text, tmp_path):

@@ -272,6 +272,20 @@ def test_measuring_takes_one_pass_and_multiplies(monkeypatch, budget):
     assert (12 in taken) == (budget > 100)
 
 
+def test_a_pass_that_loads_kernels_is_not_measured(monkeypatch):
+    now, taken = [0.0], []
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+
+    def take_pass(rows):
+        now[0] += rows if taken else 100.0
+        taken.append(rows)
+
+    for warms_up, seconds in ((True, 4.0), (False, 400.0)):
+        taken.clear()
+        found = measure.seconds_per_step(take_pass, lambda: None, rows=4, passes=1, budget=0.5, warms_up=warms_up)
+        assert found == seconds
+
+
 def test_what_cannot_be_left_is_said_to_be_finished(child, tmp_path, monkeypatch):
     """One call of a library that lasts longer than the patience with a signal; a thread answers meanwhile."""
     write_text(tmp_path)

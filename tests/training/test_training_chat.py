@@ -224,6 +224,43 @@ def test_a_model_keeps_its_own_template_and_tokens(base, conversations, tmp_path
     assert (run.recipe.new_ids, pellucid.load(run.path).chat_template.source) == ((300, 301), CHATML)
 
 
+def test_a_resumed_run_reads_its_own_copy_of_the_template(conversations, tmp_path):
+    file = tmp_path / "template.jinja"
+    file.write_text(CHATML)
+    fields = CHAT_FIELDS | {"chat_template": str(file)}
+    run = pellucid.train(conversations, out=tmp_path / "run", fields=fields, steps=2).path
+    file.write_text("{{ messages[0].content }}")
+    assert pellucid.train(out=run, resume=True, steps=3).step == 3
+    file.unlink()
+    assert pellucid.train(out=run, resume=True, steps=4).step == 4
+    config = json.loads((run / "tokenizer_config.json").read_text())
+    config["chat_template"] = CHATML.replace("'<|im_end|>' + '\n'", "'<|im_end|>' + '\n\n'")
+    (run / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(RecipeError, match=r"\(the chat template changed\): put it back"):
+        pellucid.train(out=run, resume=True, steps=5)
+
+
+def test_the_assistant_may_speak_first(tmp_path):
+    """All of these begin alike, so what is held out is chosen by whole conversations; a resumed run does the same."""
+    path = tmp_path / "chats.jsonl"
+    said = [[("assistant", f"Name {i}?"), ("user", f"{i + 1}"), ("assistant", "Thanks.")] for i in range(20)]
+    rows = [{"messages": [{"role": role, "content": text} for role, text in one]} for one in said]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    split = split_conversations(read_conversations([str(path)]))
+    assert split.to_dict()["rule"] == "conversations"
+    assert 0 < split.held.sum() < len(rows)
+    run = pellucid.train(path, out=tmp_path / "run", fields=CHAT_FIELDS, steps=2).path
+    assert pellucid.train(out=run, resume=True, steps=3).step == 3
+    path.write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[0]) + "\n")
+    with pytest.raises(ConversationsError, match="two different conversations are needed"):
+        split_conversations(read_conversations([str(path)]))
+
+
+def test_other_conversations_are_held_out_by_how_they_begin(conversations):
+    """The rule of earlier runs keeps its name, by which they are resumed."""
+    assert split_conversations(read_conversations([str(conversations)])).to_dict()["rule"] == "openings"
+
+
 WRONG = {
     '{"messages": [{"role": "user", "content": "a"}]}': "no message of the assistant",
     '{"messages": "a"}': "no field 'messages'",

@@ -113,9 +113,17 @@ def generate_command(
     m = model_options
     check_choices(source, m, sampling, output)
     loaded = mixed_from(model, m)
-    chosen = m.weights != "auto" or m.compile != "auto"
-    if source is not None or sampling.beams or m.speculate or m.cuda_graphs or chosen or not hasattr(loaded, "stream"):
-        transformer_of(loaded, model)
+    of_transformers = {
+        "--source": source is not None,
+        "--beams": sampling.beams,
+        "--speculate": m.speculate,
+        "--cuda-graphs": m.cuda_graphs,
+        "--weights": m.weights != "auto",
+        "--compile": m.compile != "auto",
+    }
+    asked = next((name for name, value in of_transformers.items() if value), "")
+    if asked or not hasattr(loaded, "stream"):
+        transformer_of(loaded, model, asked)
     prompt = sys.stdin.read() if prompt == "-" else prompt
     values = {"source": sys.stdin.read() if source == "-" else source, "beams": sampling.beams or None}
     values |= {"temperature": sampling.temperature, "speculate": m.speculate or None}
@@ -123,7 +131,9 @@ def generate_command(
     values |= {
         name: None if word == "auto" else word for name, word in (("weights", m.weights), ("compile", m.compile))
     }
-    values["report"] = (lambda said: print(said, file=sys.stderr)) if chosen else None
+    values["report"] = (
+        (lambda said: print(said, file=sys.stderr)) if m.weights != "auto" or m.compile != "auto" else None
+    )
     options: dict[str, Any] = {name: value for name, value in values.items() if value is not None} | {
         name: getattr(sampling, name)
         for name in ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "seed")
@@ -245,7 +255,7 @@ def score_command(
     window_options = {"stride": input.stride, "source": input.source}
     window_options = {name: value for name, value in window_options.items() if value is not None}
     if window_options:  # a predictor reads a fixed context and has no windows to move
-        transformer_of(loaded, model)
+        transformer_of(loaded, model, f"--{next(iter(window_options))}")
     options: dict[str, Any] = {"prefix": input.prefix, "baselines": output.baselines} | window_options
     if file == "-" and sys.stdin is not None and sys.stdin.isatty():
         text: Any = sys.stdin.read()  # it is typed, and ends with Ctrl-D
@@ -341,6 +351,7 @@ def verify_command(
     prompt: Annotated[UseAppendAction[tuple[str, ...]], option("TEXT", repeatable=True)] = (),
     checkpoint: Annotated[str, option("STEP"), CHECKPOINT] = "best",
     revision: Revision = "",
+    trust: Annotated[bool, option()] = False,
     output: VerifiedOptions,
 ) -> int:
     """Check a model against its laws and its NumPy definition.
@@ -352,12 +363,13 @@ def verify_command(
         prompt: Run the checks on this text, instead of on three built-in ones.
         checkpoint: Load this checkpoint of a run: best (the lowest held-out loss), last, or the number of a step.
         revision: Check this branch, tag or commit of a name on the Hugging Face hub, such as step1000.
+        trust: Read pickled weights, and tokenizers whose patterns are not known to be safe.
 
     Examples:
         pellucid verify runs/my_texts
         pellucid verify runs/my_texts --prompt "To be, or not to be" --tensors
     """
-    loaded = transformer_of(loaded_from(model, CheckpointOptions(checkpoint, "cpu", revision)), model)
+    loaded = transformer_of(loaded_from(model, CheckpointOptions(checkpoint, "cpu", revision, trust)), model)
 
     from rich.console import Console
 

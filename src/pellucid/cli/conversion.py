@@ -25,7 +25,7 @@ class SourceModelOptions:
     revision: Revision = ""
     """Convert this branch, tag or commit of a name on the Hugging Face hub, such as step1000."""
     trust: Annotated[bool, option()] = False
-    """Read pickled tensors, and tokenizers whose patterns are not known to be safe."""
+    """Read pickled weights, and tokenizers whose patterns are not known to be safe."""
 
 
 @dataclass(frozen=True)

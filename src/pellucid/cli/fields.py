@@ -71,7 +71,9 @@ def values_of(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return " | ".join(map(str, typing.get_args(hint)))
     if typing.get_origin(hint) is tuple:
-        return "whole numbers, such as 2,3"
+        return {int: "whole numbers, such as 2,3", float: "numbers, such as 1.0,2.5", str: "a path"}[
+            typing.get_args(hint)[0]
+        ]
     return {int: "whole number", float: "number", str: "text"}[hint]
 
 

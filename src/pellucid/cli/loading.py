@@ -35,9 +35,12 @@ def open_any(model: str, options: CheckpointOptions) -> "LanguageModel | Predict
     from pellucid.training.kinds import LOADERS, kind_of
 
     if not (Path(model) / "recipe.json").exists():
-        return pellucid.load(model, revision=options.revision or None, device=options.device)
-    loader = getattr(pellucid, LOADERS[kind_of(Path(model))])
-    return loader(model, checkpoint=options.checkpoint, device=options.device)
+        return pellucid.load(model, revision=options.revision or None, device=options.device, trust=options.trust)
+    loader = LOADERS[kind_of(Path(model))]
+    of_transformers = {"trust": True} if options.trust else {}
+    if of_transformers and loader != "load":
+        raise OptionError(f"--trust applies to a transformer, but {model} is a run of another kind: leave it out")
+    return getattr(pellucid, loader)(model, checkpoint=options.checkpoint, device=options.device, **of_transformers)
 
 
 def mixed_from(model: str, options: MixOptions) -> Any:
@@ -49,11 +52,17 @@ def mixed_from(model: str, options: MixOptions) -> Any:
         return loaded
 
     other = None if options.mix == "auto" else open_any(options.mix, CheckpointOptions())
-    return transformer_of(loaded, model).mixed_with(other, options.mix_weight)
+    return transformer_of(loaded, model, "--mix").mixed_with(other, options.mix_weight)
 
 
-def transformer_of(loaded: Any, name: str) -> Any:
-    """The loaded model if it is a transformer. Raises ValueError for other predictors."""
+def transformer_of(loaded: Any, name: str, option: str = "") -> Any:
+    """The loaded model if it is a transformer. Raises ValueError for other predictors, and names the `option` that
+    only a transformer has, where one was given.
+    """
     if hasattr(loaded, "kind"):
-        raise ValueError(f"{name} holds a predictor of kind {loaded.kind}: this command needs a transformer")
+        raise ValueError(
+            f"{option} needs a transformer, and {name} holds a predictor of kind {loaded.kind}: leave it out"
+            if option
+            else f"{name} holds a predictor of kind {loaded.kind}: this command needs a transformer"
+        )
     return loaded

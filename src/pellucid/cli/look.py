@@ -38,7 +38,7 @@ def readable_from(model: str, options: CheckpointOptions) -> "LanguageModel | Pr
 
 @command
 def look_command(
-    model: Annotated[Positional[str], option("MODEL"), MODEL] = "",
+    model: Annotated[Positional[str], option("[MODEL]"), MODEL] = "",
     *,
     model_options: Annotated[CheckpointOptions, option(name="model")],
     page: LookOptions,
@@ -63,7 +63,8 @@ def look_command(
     from pellucid.serve.app import LOOPBACK
 
     if not model and model_options != CheckpointOptions():
-        raise OptionError("--checkpoint, --revision and --device belong to a MODEL: name one, or leave them out")
+        said = "--checkpoint, --revision, --device and --trust belong to a MODEL: name one, or leave them out"
+        raise OptionError(said)
     if model:
         check_checkpoint_options(model, model_options.checkpoint, model_options.revision)
     listening = listen_on("127.0.0.1", page.port)

@@ -162,9 +162,9 @@ class FilesOptions(FileOptions):
     """The files to read, and how to read them."""
 
     include: Annotated[UseAppendAction[tuple[str, ...]], option("PATTERN", repeatable=True)] = ()
-    """Read only files whose names match this pattern, such as '*.md'."""
+    """Read only files whose names match this pattern, such as '*.md'; commas separate several."""
     exclude: Annotated[UseAppendAction[tuple[str, ...]], option("PATTERN", repeatable=True)] = ()
-    """Leave out files whose names match this pattern."""
+    """Leave out files whose names match this pattern; commas separate several."""
     skip_bad: Annotated[bool, option()] = False
     """Leave out files that cannot be read, and list them, instead of stopping."""
 
@@ -200,6 +200,8 @@ class CheckpointOptions:
     """Compute on auto, cpu, cuda or mps; auto takes a GPU where there is one."""
     revision: Revision = ""
     """Open this branch, tag or commit of a name on the Hugging Face hub, such as step1000 of EleutherAI/pythia-70m."""
+    trust: Annotated[bool, option()] = False
+    """Read pickled weights, and tokenizers whose patterns are not known to be safe."""
 
 
 WeightFormat = Annotated[Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8", "int4"], option("FORMAT")]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, UseAppendAction
 
 from pellucid.cli.loading import check_checkpoint_options, mixed_from
 from pellucid.cli.options import MODEL, Expected, OptionError, WritingModelOptions, at_least, command, option
@@ -22,8 +22,8 @@ class AddressOptions:
     """Listen on this address. Another one than this machine's own needs a key."""
     port: Annotated[int, option("PORT"), PORT] = 8000
     """Listen on this port."""
-    host: Annotated[tuple[str, ...], option("NAME")] = ()
-    """Answer requests for these host names too, such as that of a reverse proxy."""
+    host: Annotated[UseAppendAction[tuple[str, ...]], option("NAME", repeatable=True)] = ()
+    """Answer requests for this host name too, such as that of a reverse proxy."""
     api_key_file: Annotated[Path | None, option("FILE", default="PELLUCID_API_KEY, or no key")] = None
     """Read the key that clients must send from this file."""
 

@@ -64,7 +64,7 @@ def tokenizer_train(
     import pellucid
 
     t = training
-    how: dict[str, Any] = {"pattern": t.pattern, "share": t.sample, "reading": input.reading()}
+    how: dict[str, Any] = {"pattern": t.pattern, "sample": t.sample, "reading": input.reading()}
     with progress_on_stderr("reading") as progress:
         tokenizer = pellucid.train_tokenizer(
             *paths, kind=t.kind, vocabulary=t.vocabulary, out=out, progress=progress, **how
@@ -94,6 +94,7 @@ def tokenizer_encode(
     text: Annotated[Positional[str], option("[TEXT]")] = "-",
     *,
     allow_special: Annotated[bool, option()] = False,
+    trust: Annotated[bool, option()] = False,
 ) -> int:
     """Print the ids of a text, each with the text of its token.
 
@@ -101,6 +102,7 @@ def tokenizer_encode(
         tokenizer: Use this tokenizer.json, or the one in this folder or run.
         text: Encode this text; - reads standard input.
         allow_special: Encode names such as <|endoftext|> as special tokens.
+        trust: Accept a tokenizer with patterns not known to be safe.
 
     Examples:
         pellucid tokenizer encode runs/my_texts "To be, or not to be"
@@ -108,7 +110,7 @@ def tokenizer_encode(
     """
     from pellucid.text.tokenizers.tokenizer import load_tokenizer
 
-    loaded = load_tokenizer(tokenizer)
+    loaded = load_tokenizer(tokenizer, trust=trust)
     text = sys.stdin.read() if text == "-" else text
     ids = loaded.encode(text, allow_special=tuple(loaded.special) if allow_special else ())
     for i in ids:
@@ -135,6 +137,7 @@ def tokenizer_encode_corpus(
     paths: Annotated[Positional[tuple[str, ...]], option("TEXT [TEXT ...]")],
     *,
     tokenizer: Annotated[str, option("TOKENIZER"), FILE],
+    trust: Annotated[bool, option()] = False,
     input: CorpusOptions,
     encoding: EncodingOptions,
 ) -> int:
@@ -147,12 +150,13 @@ def tokenizer_encode_corpus(
     Args:
         paths: Encode these files and folders, in every format that training reads.
         tokenizer: Use this tokenizer.json, or the one in this folder or run.
+        trust: Accept a tokenizer with patterns not known to be safe.
 
     Examples:
         pellucid tokenizer encode-corpus texts/ --tokenizer my_tokenizer
         pellucid tokenizer encode-corpus texts/ --tokenizer my_tokenizer --share 3/8
     """
-    from pellucid.runs.run_dir import cache_folder
+    from pellucid.runs.run_dir import cache_folder, check_cache
     from pellucid.text.read.documents import read_corpus, read_with_held_out
     from pellucid.text.split import split_corpus
     from pellucid.text.tokenizers.tokenizer import load_tokenizer
@@ -160,8 +164,8 @@ def tokenizer_encode_corpus(
     from pellucid.training.text_parts import held_out_fields
 
     number, of = map(int, encoding.share.split("/"))
-    loaded, cache = load_tokenizer(tokenizer), cache_folder()
-    check_destination(cache)
+    loaded, cache = load_tokenizer(tokenizer, trust=trust), cache_folder()
+    check_cache()
     fields = held_out_fields(input.held_out)
     with progress_on_stderr("reading") as progress:
         if files := fields.get("text.held_out_files"):
@@ -171,6 +175,7 @@ def tokenizer_encode_corpus(
         split = split_corpus(corpus, fields.get("text.held_out", 0.1), encoding.seed)
         options = {"progress": progress, "shard_tokens": encoding.shard_tokens, "workers": encoding.workers}
         tokens = prepare_share(split, loaded, cache, number, of, **options)
+    print_notes(corpus)
     print(
         f"share {number} of {of}: {len(documents_of_share(split, number, of)):,} of {len(corpus.documents):,} documents"
     )
@@ -186,12 +191,15 @@ def tokenizer_encode_corpus(
 def tokenizer_decode(
     tokenizer: Annotated[Positional[str], option("TOKENIZER"), FILE],
     ids: Annotated[Positional[tuple[int, ...]], option("ID [ID ...]"), at_least(0)],
+    *,
+    trust: Annotated[bool, option()] = False,
 ) -> int:
     """Print the text of token ids.
 
     Args:
         tokenizer: Use this tokenizer.json, or the one in this folder or run.
         ids: Decode these token ids.
+        trust: Accept a tokenizer with patterns not known to be safe.
 
     Examples:
         pellucid tokenizer decode runs/my_texts 312 88 41
@@ -199,7 +207,7 @@ def tokenizer_decode(
     """
     from pellucid.text.tokenizers.tokenizer import load_tokenizer
 
-    print(load_tokenizer(tokenizer).decode(list(ids)))
+    print(load_tokenizer(tokenizer, trust=trust).decode(list(ids)))
     return OK
 
 
@@ -211,6 +219,7 @@ def tokenizer_show(
     input: FilesOptions,
     word: Annotated[UseAppendAction[tuple[str, ...]], option("WORD", repeatable=True)] = (),
     rows: Annotated[int, option("N"), at_least(0)] = 10,
+    trust: Annotated[bool, option()] = False,
 ) -> int:
     """Show the contents of a tokenizer, and how far it compresses texts.
 
@@ -219,6 +228,7 @@ def tokenizer_show(
         paths: Measure bytes per token and tokens per word on these files and folders of text.
         word: Draw the merges that form the tokens of this word.
         rows: Print this many rows of each table.
+        trust: Accept a tokenizer with patterns not known to be safe.
 
     Examples:
         pellucid tokenizer show runs/my_texts my_texts/
@@ -229,13 +239,19 @@ def tokenizer_show(
     from pellucid.text.tokenizers.survey import survey
     from pellucid.text.tokenizers.tokenizer import load_tokenizer
 
-    loaded = load_tokenizer(tokenizer)
+    loaded = load_tokenizer(tokenizer, trust=trust)
     corpus = read_corpus(list(paths), reading=input.reading()) if paths else None
-    for note in [] if corpus is None else corpus.notes:
-        print(note, file=sys.stderr)
+    if corpus is not None:
+        print_notes(corpus)
     texts = [] if corpus is None else texts_by_file(corpus)
     print_survey(survey(loaded, texts), word, rows)
     return OK
+
+
+def print_notes(corpus: "Corpus") -> None:
+    """Print, beside the output, how the files were read and which of them were left out."""
+    for note in (*corpus.notes, *(f"skipped {file.path}: {file.reason}" for file in corpus.unreadable)):
+        print(note, file=sys.stderr)
 
 
 def texts_by_file(corpus: "Corpus") -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ def print_survey(survey: Survey, words: Iterable[str], rows: int) -> None:
         if len(survey.by_script) > 1:
             console.print(measures("by script of the text", survey.by_script))
         console.print(
-            f"{survey.unused:,} of {tokenizer.n_vocab - len(tokenizer.special):,} ids never came in these texts"
+            f"{survey.unused:,} of {tokenizer.n_vocab - len(tokenizer.special):,} ids do not occur in these texts"
         )
         console.print(tokens_table("rarest tokens in these texts", survey, survey.rarest(rows)))
     console.print(tokens_table("longest tokens", survey, survey.longest(rows)))
@@ -78,7 +78,7 @@ def tokens_table(title: str, survey: Survey, ids: list[int]) -> Table:
     table.add_column("bytes", justify="right")
     counted = bool(survey.total.documents)
     if counted:
-        table.add_column("came", justify="right")
+        table.add_column("count", justify="right")
     for i in ids:
         cells = [str(i), printable_token(survey.tokenizer.token_str(i)), str(len(survey.tokenizer.token_bytes(i)))]
         table.add_row(*cells, *([f"{survey.counts[i]:,}"] if counted else []))

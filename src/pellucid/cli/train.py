@@ -51,6 +51,8 @@ class ModelOptions:
     """Start from the weights, the tokenizer and the architecture of this run or model."""
     revision: Revision = ""
     """Start from this branch, tag or commit of a name on the Hugging Face hub."""
+    trust: Annotated[bool, option()] = False
+    """Read pickled weights of --from, and a tokenizer whose patterns are not known to be safe."""
     lora: Annotated[int | None, option("RANK"), at_least(1)] = None
     """Train low-rank adapters of this rank, and leave the weights of --from unchanged."""
     objective: Annotated[
@@ -72,7 +74,7 @@ class TrainingOptions:
     """The length of the training (give one of the first four), its seed and its precision."""
 
     minutes: Annotated[float | None, option("N", default="10"), above(0)] = None
-    """Train for this many minutes."""
+    """Train for this many minutes; with --resume, this many more, unless an unfinished run has just these."""
     steps: Annotated[int | None, option("N"), at_least(1)] = None
     """Train for this many steps (updates of the weights)."""
     tokens: Annotated[int | None, option("N"), at_least(1)] = None
@@ -100,7 +102,7 @@ class OutputOptions:
     out: Annotated[Path | None, option("RUN", default="runs/NAME")] = None
     """Write the run into this folder, which must be new unless --resume is given."""
     resume: Annotated[bool, option()] = False
-    """Continue the run in --out exactly where its last checkpoint left it."""
+    """Continue the run in --out exactly where its last checkpoint left it; another length makes it longer."""
     explain: Annotated[bool, option()] = False
     """Print how the sizes of the model were chosen."""
 
@@ -161,6 +163,7 @@ def train_command(
         "preset": model.preset,
         "from_model": model.from_,
         "revision": model.revision or None,
+        "trust": model.trust,
         "recipe": recipe,
         "mix": model.mix,
         "opens_in": model.for_,
@@ -208,7 +211,8 @@ def check_before_reading(
     length: dict[str, Any],
 ) -> None:
     """Raise an error for options that are wrong whatever the text and the model are, in a fraction of a second."""
-    named = [*paths, *fields.get("text.held_out_files", ())]
+    files = fields.get("text.held_out_files", ())  # a string where --set gives it
+    named = [*paths, *((files,) if isinstance(files, str) else files)]
     if not all(named):
         raise OptionError("an empty path was given: give a file or a folder of text")
     if missing := [path for path in named if path != "-" and not glob.has_magic(path) and not Path(path).exists()]:

@@ -75,15 +75,16 @@ class FixedShapeStep:
 
         The next token overwrites the column that these calls write.
         """
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self.compute()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.logits = self.compute()
+        device, graph = self.inputs.device, torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.device(device):  # only what runs on the current device is recorded
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    self.compute()
+            torch.cuda.current_stream(device).wait_stream(stream)
+            with torch.cuda.graph(graph, stream=stream):
+                self.logits = self.compute()
         self.graph = graph
 
     def __call__(self, tokens: Sequence[int], positions: Sequence[int], starts: Sequence[int]) -> NextLogits:
@@ -114,8 +115,9 @@ class GraphedReader(CachedReader):
 
 
 def has_fixed_shapes(network: Transformer) -> bool:
-    """Whether a step is the same function of tensors for every length: no encoder, no n-grams (which look
-    back at tokens), and no masks that depend on a distance.
+    """Whether a step is the same function of tensors for every length: no encoder, no experts (whose tensors are as
+    long as the tokens that chose them), no n-grams (which look back at tokens), and no masks that depend on a distance.
     """
     layers = [m for m in network.modules() if isinstance(m, MultiHeadAttention)]
-    return network.encoder is None and network.embed.ngrams is None and all(m.mask.plain for m in layers)
+    has_none = network.encoder is None and network.embed.ngrams is None and not network.architecture.mlp.experts
+    return has_none and all(m.mask.plain for m in layers)

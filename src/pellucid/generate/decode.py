@@ -162,10 +162,10 @@ def make_reader(
 
 def check_recordable(network: Transformer, sources: NoSources, taps: TapFactory, cache: bool, speculate: int) -> None:
     """Raise GenerationError, saying why, if the steps of these options cannot be recorded as a CUDA graph."""
-    device = network.embed.token.weight.device.type
+    device, is_fixed = network.embed.token.weight.device.type, has_fixed_shapes(network)
     reasons = {
         f"the network is on {device}: it must be on a GPU": device not in RECORDED,
-        "the network has an encoder, n-grams, or masks that depend on a distance": not has_fixed_shapes(network),
+        "the network has an encoder, experts, n-grams, or masks that depend on a distance": not is_fixed,
         "the source is read in every step: leave it out": sources is not NO_SOURCES,
         "taps and edits need each operation by itself: leave them out": taps is not NO_TAPS,
         "a recorded step needs the cache: leave it on": not cache,

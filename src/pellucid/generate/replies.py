@@ -92,7 +92,7 @@ def reply_pieces(decoding: Decoding, tokenizer: Tokenizer) -> Iterator[ReplyPiec
     stream = tokenizer.stream()
     for step in decoding:
         token, reason = step.tokens[0], step.rows[0].finish_reason or ""
-        surprisal = -torch.log_softmax(step.logits[0, : decoding.n_allowed].double(), 0)[token].item()
+        surprisal = -torch.log_softmax(step.logits[0].double(), 0)[token].item()
         text = stream.push(token) + (stream.finish() if reason else "")
         yield ReplyPiece(text, token, surprisal, reason)
 

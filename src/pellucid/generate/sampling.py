@@ -145,7 +145,7 @@ def probabilities(logits: Scores, sampling: Sampling) -> Scores:
     x = _wide(logits)
     # subtract the largest first: a small temperature would overflow
     x = (x - x.amax(-1, keepdim=True)).div_(sampling.temperature)
-    x = keep_top_k(x, sampling.top_k) if sampling.top_k else x
+    x = keep_top_k(x, int(sampling.top_k)) if sampling.top_k else x
     p = x.softmax(-1)
     p = keep_top_p(p, sampling.top_p) if sampling.top_p < 1 else p
     p = p.masked_fill(p < sampling.min_p * p.amax(-1, keepdim=True), 0) if sampling.min_p else p
@@ -189,6 +189,8 @@ def _largest(x: Scores, k: int | Tensor, kth: Tensor) -> Bool[Tensor, "rows n_vo
 
 def draw_tokens(p: Scores, numbers: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
     """The first id whose cumulative probability exceeds the row's number; never an id of probability 0."""
+    if p.is_cuda and torch.are_deterministic_algorithms_enabled():  # on CUDA no cumulative sum is deterministic
+        return draw_tokens(p.cpu(), numbers.cpu()).to(p.device)
     cumulative = p.cumsum(-1)
     # the number is at most 1 - 2^-53, so it stays below the total even after rounding
     reached = numbers[:, None] * cumulative[:, -1:]

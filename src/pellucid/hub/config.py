@@ -8,7 +8,7 @@ from pellucid.architecture import Architecture
 from pellucid.hub.families import FamilyError, architecture_of, value_at
 from pellucid.hub.files import FolderError
 from pellucid.hub.own_code import architecture_in, is_own
-from pellucid.hub.tables import Family
+from pellucid.hub.tables import FAMILIES, Family
 from pellucid.hub.tables.entries import BOUNDS, LARGEST, shown
 from pellucid.parameter_counts import count_parameters
 
@@ -22,9 +22,13 @@ def read_config(path: Path, config: Mapping[str, Any]) -> Architecture:
     line.
     """
     _check_entries(config)
-    # the code next to a model of ours computes what its configuration describes, and is not run either
-    if config.get("auto_map") and not is_own(config):
-        raise FolderError(f"{path / 'config.json'} asks for code of its own (auto_map), which Pellucid does not read")
+    # the code next to a model is never run: of a known family its class is computed, and ours has its configuration
+    name = config.get("model_type")
+    if config.get("auto_map") and not is_own(config) and not (isinstance(name, str) and name in FAMILIES):
+        raise FolderError(
+            f"{path / 'config.json'} asks for code of its own (auto_map), which Pellucid does not run, and "
+            f"model_type = {shown(name)} is not a known family"
+        )
     refuse_quantised(path, config)
     if is_own(config):
         return architecture_in(config)

@@ -8,6 +8,8 @@ from typing import Any
 CONFIG, ADAPTER, ARCHITECTURE = "config.json", "adapter_config.json", "architecture.json"
 ADAPTER_TENSORS = "adapter_model.safetensors"
 SAFE, PICKLE = "model.safetensors", "pytorch_model.bin"
+#: the ids that end a text, in a folder of our layout without a tokenizer
+IDS = "ids.json"
 #: the files that other parts read from the same folder: tokenizers, chat templates, the tensors of an adapter
 BESIDE = ("tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "vocab.txt")
 BESIDE += ("tokenizer_config.json", "chat_template.jinja", ADAPTER_TENSORS)

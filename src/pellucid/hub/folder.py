@@ -10,15 +10,18 @@ from torch import Tensor
 
 from pellucid.architecture import Architecture
 from pellucid.hub.families import LazyStateDict, each_to_ours, unknown_entries
-from pellucid.hub.files import FolderError
+from pellucid.hub.files import IDS, FolderError, read_object
 from pellucid.hub.mxfp4 import Mxfp4Tensors
 from pellucid.hub.shards import Shards
 from pellucid.hub.tables import Family
 from pellucid.hub.text_towers import TextTower
 from pellucid.text.chat_template import ChatError, ChatTemplate, read_chat_template
 from pellucid.text.ids import IdTokenizer
+from pellucid.text.tokenizers.base import NoEndError
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
 
+#: what is said of a folder without the files of a tokenizer
+NO_TOKENIZER = "holds no tokenizer (tokenizer.json, vocab.json and merges.txt, or vocab.txt)"
 #: what mBART's tokenizers have
 LANGUAGES = (
     "codes of languages, such as en_XX, which stand beside sources and targets, and which Pellucid would leave out"
@@ -33,8 +36,9 @@ class LoadWarning(UserWarning):
 class Folder:
     """A model folder. `config` is the hub's config.json, {} in our layout; `family` is None for our layout.
 
-    `adapter` is the folder of low-rank changes to the model in `path`; `files` are the mapped files behind `shards`;
-    `tower` is set where the folder's model reads images too, and this is its language model alone.
+    `adapter` is the folder of low-rank changes to the model in `path`, whose tokenizer and chat template are used where
+    it has them; `files` are the mapped files behind `shards`; `tower` is set where the folder's model reads images too,
+    and this is its language model alone.
     """
 
     path: Path
@@ -79,52 +83,72 @@ class Folder:
         chat_template, why_none = self.chat_template()
         return reads, chat_template, [*self.notes(reads), *why_none]
 
+    def own_tokenizer(self) -> tuple[Tokenizer | None, str]:
+        """The tokenizer of the folder, an adapter's own before its base's; or None, and what is said of the folder."""
+        folders = [self.path] if self.adapter is None else [self.adapter, self.path]
+        source = next((folder for folder in folders if tokenizer_files(folder)), None)
+        if source is None:
+            return None, NO_TOKENIZER
+        try:
+            tokenizer = load_tokenizer(source, trust=self.trust, ends=self.end_ids)
+        except NoEndError as error:
+            return None, f"holds a tokenizer that cannot be used ({error})"
+        if self.architecture.encoder is not None and language_codes(tokenizer):
+            return None, f"holds a tokenizer with {LANGUAGES}"
+        return tokenizer, ""
+
     def tokenizer(self, given: Tokenizer | str | Path | None = None) -> Tokenizer | None:
         """The folder's tokenizer, or `given`, a tokenizer or its file; None if there is none that can be used.
 
         Raises FolderError if text has ids without a row of the embedding. `notes` describes other differences.
         """
-        if given is None and not tokenizer_files(self.path):
+        source = self.own_tokenizer()[0] if given is None else given
+        if source is None:
             return None
-        source = self.path if given is None else given
-        tokenizer = source if isinstance(source, Tokenizer) else load_tokenizer(source, trust=self.trust)
-        if self.architecture.encoder is not None and language_codes(tokenizer):
-            if given is None:
-                return None
+        if not isinstance(source, Tokenizer):
+            source = load_tokenizer(source, trust=self.trust, ends=self.end_ids)
+        if self.architecture.encoder is not None and language_codes(source):
             raise FolderError(f"{self.path}: the tokenizer has {LANGUAGES}: leave it out, and give ids in digits")
         rows = self.architecture.n_vocab
-        if tokenizer.n_vocab - rows > len(beyond(tokenizer, rows)):
+        if source.n_vocab - rows > len(beyond(source, rows)):
             raise FolderError(
-                f"{self.path}: the tokenizer has {tokenizer.n_vocab} ids, the embedding {rows} rows: they belong to "
+                f"{self.path}: the tokenizer has {source.n_vocab} ids, the embedding {rows} rows: they belong to "
                 "different models"
             )
         begins = self.config.get("decoder_start_token_id")
-        if self.architecture.encoder is not None and begins not in (None, tokenizer.start):
+        if self.architecture.encoder is not None and begins not in (None, source.start):
             raise FolderError(
-                f"{self.path}: targets begin with id {begins} in config.json, but with {tokenizer.start} in this "
+                f"{self.path}: targets begin with id {begins} in config.json, but with {source.start} in this "
                 "tokenizer: they belong to different models"
             )
-        return tokenizer
+        return source
 
     def why_no_tokenizer(self) -> str:
         """What is said of a model without one."""
-        if not tokenizer_files(self.path):
-            return "holds no tokenizer (tokenizer.json, vocab.json and merges.txt, or vocab.txt)"
-        return f"holds a tokenizer with {LANGUAGES}"
+        return self.own_tokenizer()[1]
 
     def chat_template(self) -> tuple[ChatTemplate | None, list[str]]:
-        """The folder's chat template, None if it has none that can be used; a sentence says what is wrong with it."""
+        """The folder's chat template, an adapter's own before its base's, None if it has none that can be used; a
+        sentence says what is wrong with it.
+        """
         try:
-            return read_chat_template(self.path), []
+            own = None if self.adapter is None else read_chat_template(self.adapter)
+            return own or read_chat_template(self.path), []
         except ChatError as error:
             return None, [f"{error}; without one the model takes part in no conversation"]
 
+    @property
+    def end_ids(self) -> list[int]:
+        """The ids that end a text, as config.json names them, or ids.json of our layout."""
+        named = self.config.get("eos_token_id")
+        if not self.config and (self.path / IDS).exists():
+            named = read_object(self.path, IDS).get("ends")
+        ids = named if isinstance(named, list) else [named]
+        return [i for i in ids if type(i) is int and 0 <= i < self.architecture.n_vocab]
+
     def ids(self) -> IdTokenizer:
-        """The stand-in tokenizer that reads ids; config.json names the id that ends a text."""
-        end_ids = self.config.get("eos_token_id")
-        ends = end_ids if isinstance(end_ids, list) else [end_ids]
-        known = [end for end in ends if type(end) is int and 0 <= end < self.architecture.n_vocab]
-        return IdTokenizer(self.architecture.n_vocab, known[0] if known else None)
+        """The stand-in tokenizer that reads ids."""
+        return IdTokenizer(self.architecture.n_vocab, self.end_ids)
 
     def notes(self, tokenizer: Tokenizer) -> list[str]:
         """Warnings about the model with this tokenizer, one sentence each."""
@@ -148,6 +172,12 @@ class Folder:
             notes.append(
                 f"{self.path}: the embedding has {rows:,} rows, and special tokens of the tokenizer have ids beyond "
                 f"them, which the model cannot read: {some(names)}"
+            )
+        if self.family is not None and self.config.get("auto_map"):
+            notes.append(
+                f"{self.path / 'config.json'} names code of its own (auto_map), which is not run: the model is "
+                f"computed as {self.their_class} of transformers, and if that code computes something else, the result "
+                "differs"
             )
         if self.family is not None and (unknown := unknown_entries(self.config, self.family)):
             notes.append(

@@ -108,6 +108,12 @@ TURNED = ("blk.{i}.attn_q", "blk.{i}.attn_k")
 WEIGHTS = {"float32": ("F32", 0), "float16": ("F16", 1), "q8_0": ("Q8_0", 7)}
 #: their names of pre-tokenizer patterns, and whether merges are ignored for whole words
 PATTERNS = {GPT2_PATTERN: ("gpt-2", False), GPT4_PATTERN: ("llama-bpe", True), QWEN_PATTERN: ("qwen2", False)}
+#: the normalizer of Qwen, and what is said of it
+COMPOSES = {"type": "NFC"}
+NOT_COMPOSED = (
+    "llama.cpp does not compose characters (NFC) as this tokenizer does, so text with combining characters may get "
+    "other ids there."
+)
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
 
@@ -286,14 +292,25 @@ def pattern_of(content: dict[str, Any]) -> str:
     patterns = [step["pattern"].get("Regex") for step in steps if step.get("type") == "Split"]
     patterns += [GPT2_PATTERN for step in steps if step.get("type") == "ByteLevel" and step.get("use_regex", True)]
     spaced = any(step.get("add_prefix_space") for step in steps)
-    plain = not content.get("normalizer") and not spaced and {s.get("type") for s in steps} <= {"Split", "ByteLevel"}
+    plain = not spaced and {s.get("type") for s in steps} <= {"Split", "ByteLevel"}
     known_pattern = PATTERNS.get(patterns[0]) if plain and len(patterns) == 1 else None
     if known_pattern is None or known_pattern[1] != bool(content["model"].get("ignore_merges")):
         known = ", ".join(name for name, _ in PATTERNS.values())
         raise FamilyError(
             f"GGUF: llama.cpp has no name for the way this tokenizer splits text: expected one of {known}"
         )
+    # llama.cpp's own conversion of Qwen's models leaves the composing of characters out
+    if (changes := content.get("normalizer")) and (changes != COMPOSES or known_pattern[0] != "qwen2"):
+        raise FamilyError(
+            f"GGUF: this tokenizer changes text before it splits it ({changes.get('type')}), and llama.cpp does not"
+        )
     return known_pattern[0]
+
+
+def notes_on_gguf_tokenizer(tokenizer: Tokenizer) -> list[str]:
+    """Sentences about texts for which llama.cpp gives other ids than the tokenizer."""
+    composes = isinstance(tokenizer, BPETokenizer) and json.loads(tokenizer.to_json()).get("normalizer") == COMPOSES
+    return [NOT_COMPOSED] if composes else []
 
 
 # Writing and reading ------------------------------------------------------------------------------

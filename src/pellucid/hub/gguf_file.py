@@ -141,7 +141,7 @@ class GGUFFile(Folder):
         notes, formats = super().notes(tokenizer), cast(OurTensors, self.shards).theirs.formats()
         if any(name not in EXACT for name, _ in formats):
             counts = ", ".join(f"{n} tensors as {name}" for name, n in formats)
-            notes.append(f"{self.path} holds {counts}: they are computed with as float32, rounded as they are stored")
+            notes.append(f"{self.path} holds {counts}: they are converted to float32, and their rounding stays")
         return notes
 
 
@@ -173,8 +173,8 @@ def open_gguf(path: Path) -> GGUFFile:
         raise FolderError(f"{path}: the tensor {missing[0]} is missing: the architecture needs it")
     if extra := sorted(tensors.keys() - expected - {FACTORS}):
         raise FamilyError(
-            f"{path}: the tensor {extra[0]} is none that {keys['general.architecture']} is read with: the file "
-            "computes something else; give the model's Hugging Face folder"
+            f"{path}: unexpected tensor {extra[0]}: the reader of {keys['general.architecture']} has no place for it, "
+            "so the file computes something else; give the model's Hugging Face folder"
         )
     return GGUFFile(path, architecture, None, {}, ours, keys=keys)
 
@@ -312,7 +312,9 @@ def tokenizer_from(keys: Mapping[str, Any]) -> BPETokenizer:
     content = {"version": "1.0", "added_tokens": added, "pre_tokenizer": splits}
     if (first := first_token(own)) is not None and first < len(names):
         content["post_processor"] = template_around({first: names[first]}, {})
-    return BPETokenizer(json.dumps(content | {"decoder": of_bytes | {"use_regex": True}, "model": model}))
+    content |= {"decoder": of_bytes | {"use_regex": True}, "model": model}
+    end = own.get("eos_token_id")
+    return BPETokenizer(json.dumps(content), ends=[end] if type(end) is int else [])
 
 
 def first_token(own: Mapping[str, Any]) -> int | None:

@@ -6,10 +6,10 @@ memory: reading a tensor copies nothing, and `released` lets go of what was read
 
 import math
 import mmap
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -163,9 +163,11 @@ def _span(path: Path, tensor: str, entry: Any) -> tuple[int, int]:
 def _read_pickle(path: Path) -> dict[str, Tensor]:
     """The tensors of a .bin file. Everything in it but tensors is refused, so that nothing runs."""
     try:
-        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (UnpicklingError, RuntimeError, ValueError, EOFError, OSError) as error:
-        raise FolderError(f"{path} cannot be read as tensors alone: {str(error).splitlines()[0]}") from None
+        # the format of torch before 1.6 is no zip file, and cannot be mapped
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # a damaged pickle raises errors of every kind
+        why = (str(error) or repr(error)).splitlines()[0]
+        raise FolderError(f"{path} cannot be read as tensors alone: {why}") from None
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise FolderError(f"{path} must hold only tensors by name")
     return dict(tensors)

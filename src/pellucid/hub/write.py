@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from pellucid.architecture import Architecture
 from pellucid.hub.families import FAMILIES, FamilyError, config_of, in_the_way
+from pellucid.hub.files import IDS, read_object
+from pellucid.hub.folder import Folder
 from pellucid.hub.own_code import code_config
 from pellucid.hub.shards import FORMATS
 from pellucid.hub.tables import Family
@@ -28,6 +30,10 @@ DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", to
 SHARD = 5 * 10**9
 #: if the context is no longer than this, a family's generate needs a limit: pipelines generate 256 tokens
 SHORT = 1024
+#: the file with the defaults of generate in transformers
+GENERATION = "generation_config.json"
+#: the entries of config.json that name tokens with a use of their own
+TOKEN_IDS = tuple(f"{role}_token_id" for role in ("bos", "eos", "pad", "decoder_start", "forced_bos", "forced_eos"))
 
 
 def families_for(a: Architecture) -> list[Family]:
@@ -146,18 +152,30 @@ def write_object(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
 
 
-def write_config(folder: Path, a: Architecture, family: Family | None, tokenizer: Tokenizer | None, dtype: str) -> None:
+def write_config(
+    folder: Path,
+    a: Architecture,
+    family: Family | None,
+    tokenizer: Tokenizer | None,
+    dtype: str,
+    source: Folder | None = None,
+) -> None:
     """Write config.json and generation_config.json; the separator ends generation. Without a family, those of
     our code.
 
-    Raises FamilyError if the family reads an id of text as padding.
+    Without a tokenizer, the ids that begin, end and pad texts are those of `source`, the folder that the model comes
+    from, and so is generation_config.json. Raises FamilyError if the family reads an id of text as padding.
     """
     if family is not None and tokenizer is not None:
         check_padding(family, tokenizer)
     end = None if tokenizer is None else tokenizer.separator
     config = (code_config(a, end) if family is None else config_of(a, family, end)) | {"dtype": dtype}
     if tokenizer is None:
+        fixed = {} if family is None else family.constants
         config |= {"bos_token_id": None, "eos_token_id": None}
+        config |= {name: i for name, i in token_ids_of(source).items() if name not in fixed}
+        if source is not None and source.config and (source.path / GENERATION).exists():
+            write_object(folder / GENERATION, read_object(source.path, GENERATION))
     else:
         ids = {f"{role}_id": tokenizer.special[name] for role, name in roles_of(tokenizer).items()}
         config |= {"bos_token_id": ids["bos_token_id"]}
@@ -168,9 +186,24 @@ def write_config(folder: Path, a: Architecture, family: Family | None, tokenizer
             ends |= {"decoder_start_token_id": tokenizer.start}
         if family is not None and a.n_ctx <= SHORT:
             ends |= {"max_length": a.n_ctx}
-        write_object(folder / "generation_config.json", ends | {"do_sample": False})
+        write_object(folder / GENERATION, ends | {"do_sample": False})
     config.setdefault("pad_token_id", None)
     write_object(folder / "config.json", config)
+
+
+def token_ids_of(source: Folder | None) -> dict[str, Any]:
+    """The entries of TOKEN_IDS that the files of a model without a tokenizer hold."""
+    if source is None:
+        return {}
+    if not source.config and (ends := source.end_ids):  # our layout, which keeps these alone
+        return {"eos_token_id": ends if len(ends) > 1 else ends[0]}
+    return {name: source.config[name] for name in TOKEN_IDS if source.config.get(name) is not None}
+
+
+def write_end_ids(folder: Path, ends: Sequence[int]) -> None:
+    """Write the ids that end a text into a folder of our layout, whose model has no tokenizer, if they are known."""
+    if ends:
+        write_object(folder / IDS, {"ends": list(ends)})
 
 
 def check_padding(family: Family, tokenizer: Tokenizer) -> None:
@@ -197,8 +230,8 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, n_ctx: int, a: Architect
     path = tokenizer.save(folder)
     if a is not None and a.encoder is not None and not isinstance(tokenizer, ExternalTokenizer):
         content = json.loads(path.read_text(encoding="utf-8"))
-        content["post_processor"] = content.get("post_processor") or closing(tokenizer)
-        write_object(path, content)
+        if not content.get("post_processor"):  # the file of another project's tokenizer stays as it is
+            write_object(path, content | {"post_processor": closing(tokenizer)})
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **roles_of(tokenizer),
@@ -219,7 +252,7 @@ def write_chat(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> No
     """
     write_chat_template(folder, template)
     with suppress(ChatError):
-        path = folder / "generation_config.json"
+        path = folder / GENERATION
         write_object(path, json.loads(path.read_bytes()) | {"eos_token_id": template.end_ids(tokenizer)})
 
 

@@ -86,10 +86,11 @@ class GenerationTrace(TapFactory):
         """The kept tensors of one prompt's text, with its positions in order, in the shapes of a trace [1, ...].
 
         Scores are -inf and patterns 0 where a key came later or was no longer read. Entries that were not computed are
-        nan, such as the logits of all but the last token of a prompt. Without a single step there are no tensors. The
-        prompt must have one sample: the steps of several samples cannot be separated.
+        nan, such as the logits of all but the last token of a prompt. Without a single step there are no tensors but an
+        encoder's. The prompt must have one sample: the steps of several samples cannot be separated.
         """
-        return {name: self._joined(name, prompt) for name in self.keep if self.calls}
+        recorded = {name for _, recorder in self.calls for name in recorder.values}
+        return {name: self._joined(name, prompt) for name in self.keep if name in recorded}
 
     def _joined(self, name: str, prompt: int) -> Tensor:
         letters = axes(name)

@@ -209,7 +209,7 @@ def dot_product(trace: Trace, name: str, pos: int, head: int, key: int, entry: i
         raise KeyError(f"{full} is no step of this model")
     kind = full.split(".")[-1]
     left, right, names, factor = product_terms(trace, steps[full], kind, pos, head, key, entry)
-    a, b = left.detach().double(), right.detach().double()
+    a, b = left.detach().cpu().double(), right.detach().cpu().double()
     x = tensor_part(trace, full, head=head if kind in ("scores", "z", "q", "k", "v") else None, pos=pos)
     value = float(x[key] if kind == "scores" else x[entry])
     total = float((a * b).sum())
@@ -276,7 +276,7 @@ def sampled(trace: Trace | PredictorTrace, pos: int, sampling: Sampling, draw: i
         at = trace.position(pos)
         logits, logits_code = trace.logits(at, at + 1), f"trace.logits({at}, {at + 1})"
     else:
-        logits, logits_code = tensor_part(trace, "logits", pos=pos)[None], f"trace.logits[:, {pos}]"
+        logits, logits_code = tensor_part(trace, "logits", pos=pos)[None].cpu(), f"trace.logits[:, {pos}]"
     if logits.isnan().any():
         raise InputError("maximum likelihood says nothing after this context: no token can be drawn")
     plain = logits.double().softmax(-1)[0]

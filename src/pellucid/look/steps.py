@@ -2,7 +2,7 @@
 
 They follow from the architecture alone. What an architecture lacks has no step, and what it does differently (another
 block, norm, positional scheme or MLP) has its own equation. `code` computes the tensor from the ones that the equation
-names and from the weights, so that a test can compare every step with the trace.
+names and from the weights, on whichever device they are, so that a test can compare every step with the trace.
 """
 
 from collections.abc import Iterator
@@ -186,8 +186,9 @@ class StepWriter:
             sums = " + ".join(f"W_{n} [ r(t_{{i-{n - 1}}} \\dots t_i) ]" for n in a.ngrams)
             code = (
                 "from pellucid.reference.embedding import ngram_embed\nimport numpy as np\n"
-                f'tables = {{n: w[f"{self.scope}embed.ngrams.tables.{{n}}.weight"].numpy() for n in {a.ngrams!r}}}\n'
-                f"ids = {ids}.numpy()\n"
+                f'tables = {{n: w[f"{self.scope}embed.ngrams.tables.{{n}}.weight"].cpu().numpy() '
+                f"for n in {a.ngrams!r}}}\n"
+                f"ids = {ids}.cpu().numpy()\n"
                 "result = ngram_embed(tables, ids, np.broadcast_to(np.arange(ids.shape[1]), ids.shape))"
             )
             yield self.step("ngram_embed", "embed", sums, code, (file, "embed", 'tap("ngram_embed"'))
@@ -317,7 +318,7 @@ class StepWriter:
                 code = (
                     "from pellucid.reference.embedding import rotate\n"
                     "from pellucid.reference.layers import rotary_factor, rotary_frequencies\nimport numpy as np\n"
-                    f"x = {self.normed_heads(at, name)}.numpy()\n"
+                    f"x = {self.normed_heads(at, name)}.cpu().numpy()\n"
                     f"result = rotate(x, np.arange(x.shape[2]), d_rotary={a.d_rotary}, layout={a.positions.layout!r}, "
                     f"w=rotary_frequencies({self.arch}, {layer}), c=rotary_factor({self.arch}, {layer}))"
                 )
@@ -395,11 +396,11 @@ class StepWriter:
             right = f"{c:g} tanh({right} / {c:g})"
             lines.append(f"s = {c!r} * (s / {c!r}).tanh()")
         if kind == "attn" and a.biases_scores:
-            table = f"{self.weight('relative.weight')}.numpy()" if a.positions.kind == "relative" else "None"
+            table = f"{self.weight('relative.weight')}.cpu().numpy()" if a.positions.kind == "relative" else "None"
             right += " - s_h (i - j)" if a.positions.kind == "alibi" else " + b_h [ r(i - j) ]"
             lines += [
                 "from pellucid.reference.layers import distances",
-                f"s = s + torch.from_numpy(distances({self.arch}, {self.n}, {self.n}, {table}))",
+                f"s = s + torch.from_numpy(distances({self.arch}, {self.n}, {self.n}, {table})).to(s.device)",
             ]
         if kind == "attn":
             window = a.window(layer)
@@ -409,7 +410,7 @@ class StepWriter:
             lines += [
                 "from pellucid.reference.layers import visible_keys",
                 f"may_read = torch.from_numpy(visible_keys({self.arch}, {layer}, {self.n}, {self.n}, None))",
-                "s = s.masked_fill(~may_read, -torch.inf)",
+                "s = s.masked_fill(~may_read.to(s.device), -torch.inf)",
             ]
         lines.append("result = s")
         yield self.step(at + "scores", group, right, "\n".join(lines), ("layers.py", "_mix", "scores = soft_cap"))

@@ -248,11 +248,11 @@ def add_routes(app: FastAPI, session: Session) -> None:
     """The routes of the page Stream."""
 
     @app.get("/api/t/{trace_id}/stream/lens")
-    async def lens(trace_id: str, mid: bool = True, target: str = "", k: int = 5) -> Response:
+    async def lens(request: Request, trace_id: str, mid: bool = True, target: str = "", k: int = 5) -> Response:
         if not 1 <= k <= 50:
             raise InputError(f"k = {k}: expected 1 to 50 tokens")
 
-        t = session.kept_trace(trace_id)
+        t = await session.compute(request, session.kept_trace, trace_id)
 
         def lines() -> Iterator[dict[str, Any]]:
             for step in lens_grid(t, mid=mid, target=token_of(target) if target else None, k=k):

@@ -39,11 +39,13 @@ def add_routes(app: FastAPI, session: Session) -> None:
         )
 
     @app.get("/api/t/{trace_id}/tokens/ngrams")
-    async def ngrams(trace_id: str, pos: int = -1) -> Response:
+    async def ngrams(request: Request, trace_id: str, pos: int = -1) -> Response:
+        await session.compute(request, session.kept_reading, trace_id)  # 410 before the stream begins
         return session.stream(ngram_lines(session, trace_id, pos))
 
     @app.get("/api/t/{trace_id}/tokens/written")
-    async def written(trace_id: str, seed: int = 0) -> Response:
+    async def written(request: Request, trace_id: str, seed: int = 0) -> Response:
+        await session.compute(request, session.kept_reading, trace_id)
         return session.stream(written_lines(session, trace_id, seed))
 
 
@@ -113,7 +115,7 @@ def counted_ngrams(session: Session, model: Model) -> Iterator[dict[str, Any]]:
         )
     yield {"doing": "reading the training text", "done": 0, "of": len(ORDERS) + 1}
     recipe = recipe_of(Path(folder))
-    tokens = tokens_of(Path(folder), recipe, None)
+    tokens = tokens_of(Path(folder), recipe, None, trust=bool(model.provenance.get("trust")))
     inside = isinstance(tokens, PairTokens) or recipe.text.inside_documents == "yes"
     ids = spread(as_part(tokens, "train"), COUNTED)
     counted: dict[int, NGram] = {}
@@ -138,7 +140,7 @@ def ngram_lines(session: Session, trace_id: str, pos: int) -> Iterator[dict[str,
 def ngram_facts(trace: Trace | PredictorTrace, counted: dict[int, NGram], pos: int) -> dict[str, Any]:
     """The bits that n-grams take for each token of the trace, and what they expect after position `pos`."""
     n = trace.inputs.lengths[0]
-    ids = trace.ids[0, :n].numpy()
+    ids = trace.ids[0, :n].cpu().numpy()
     at = trace.position(pos)
     bits, top = {}, {}
     for order, ngram in counted.items():
@@ -152,7 +154,7 @@ def ngram_facts(trace: Trace | PredictorTrace, counted: dict[int, NGram], pos: i
         "top": top,
         "code": (
             "import math\nfrom pellucid.look.tokens import ngrams_of\n"
-            "ids, ngrams = trace.ids[0].numpy(), ngrams_of(model)\n"
+            "ids, ngrams = trace.ids[0].cpu().numpy(), ngrams_of(model)\n"
             "bits = {name: -ngram.log_probs(ids) / math.log(2) for name, ngram in ngrams.items()}"
         ),
     }

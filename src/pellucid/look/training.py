@@ -132,7 +132,7 @@ def loss_by_position(session: Session, checkpoint: str = "") -> Iterator[dict[st
         raise InputError(f"a model of the objective {recipe.train.objective} does not read its text from left to right")
     yield {"doing": "reading the held-out text"}
     network = model.network
-    tokens = tokens_of(folder, recipe, None)
+    tokens = tokens_of(folder, recipe, None, trust=bool(model.provenance.get("trust")))
     assert isinstance(tokens, Tokens)
     data = TokenData(tokens, recipe, network.embed.token.weight.device)
     sums, counts = torch.zeros(recipe.model.n_ctx, dtype=torch.float64), torch.zeros(recipe.model.n_ctx)
@@ -143,7 +143,7 @@ def loss_by_position(session: Session, checkpoint: str = "") -> Iterator[dict[st
     )
     for batch in data.held_out():
         with torch.inference_mode():
-            losses = token_losses(network, batch).double().cpu()
+            losses = token_losses(network, batch).cpu().double()
         scored = torch.ones_like(losses, dtype=torch.bool) if batch.counts is None else batch.counts.cpu()
         steps = torch.arange(losses.size(1)).expand_as(losses) if batch.positions is None else batch.positions.cpu()
         sums.index_add_(0, steps[scored], losses[scored])

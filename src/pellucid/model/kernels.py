@@ -24,15 +24,18 @@ class FusedAttention(nn.Module):
     def __init__(self, a: Architecture, explicit: "ExplicitAttention"):
         super().__init__()
         self.explicit = explicit
-        self.scale, self.grouped = a.score_scale, a.n_kv_heads < a.n_heads
+        self.scale, self.group = a.score_scale, a.n_heads // a.n_kv_heads
         self.dropout_rate = a.dropout.pattern
 
     def forward(self, q: Queries, k: Keys, v: Keys, mask: ScoreMask, sinks: None = None) -> Queries:
         if self.training and self.explicit.dropout.draws_by_sample:
             return self.explicit(q, k, v, mask)
         p = self.dropout_rate if self.training else 0.0
+        grouped = self.group > 1 and fuses_groups(q.device.type, q.dtype, mask.values is not None)
+        if not grouped:
+            k, v = repeat_kv(k, self.group), repeat_kv(v, self.group)
         return F.scaled_dot_product_attention(
-            q, k, v, mask.values, dropout_p=p, is_causal=mask.is_causal, scale=self.scale, enable_gqa=self.grouped
+            q, k, v, mask.values, dropout_p=p, is_causal=mask.is_causal, scale=self.scale, enable_gqa=grouped
         )
 
 
@@ -95,6 +98,14 @@ def why_not_fused(a: Architecture) -> str:
     if a.attention.score_cap:
         return f"attention.score_cap = {a.attention.score_cap:g}"
     return "attention.sinks = learned" if a.attention.sinks == "learned" else ""
+
+
+def fuses_groups(device: str, dtype: torch.dtype, is_masked: bool) -> bool:
+    """Whether a fused kernel of this kind of device reads keys and values that several query heads share.
+
+    On CUDA one does without a mask of values, in numbers of two bytes; PyTorch would write A down for the others.
+    """
+    return device != "cuda" or (not is_masked and dtype in (torch.bfloat16, torch.float16))
 
 
 def repeat_kv(x: Keys, times: int) -> SharedKeys:

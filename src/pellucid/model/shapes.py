@@ -19,6 +19,7 @@ Hidden = Float[Tensor, "batch pos d_ff"]
 ExpertWeights = Float[Tensor, "batch pos expert"]
 Choices = Int[Tensor, " choice"]  # one for each expert that a position uses
 Logits = Float[Tensor, "batch pos n_vocab"]
+LastLogits = Float[Tensor, "batch n_vocab"]  # of the last position alone
 Queries = Float[Tensor, "batch head query_pos d_head"]
 HeadResults = Float[Tensor, "batch head query_pos d_model"]  # what each head adds to the stream
 Keys = Float[Tensor, "batch kv_head key_pos d_head"]

@@ -27,10 +27,11 @@ from pellucid.plan.processes import ProcessPlan, fastest, layout_of, plan_proces
 from pellucid.plan.speed import StepSpeed, training_speed
 from pellucid.plan.step_choice import choose_step
 from pellucid.presets import preset, with_vocabulary
-from pellucid.runs.device import memory_bytes, resolve_device
+from pellucid.runs.device import compiling_lacks, device_here, memory_bytes, resolve_device
 from pellucid.runs.kept_memory import kept_memory
 from pellucid.runs.options import with_train
 from pellucid.training import resolve_recipe as resolve
+from pellucid.training.kinds import kind_of
 from pellucid.training.load import read_recipe
 from pellucid.training.memory import Memory, first_in_chunks, passes_that_fit, training_memory
 from pellucid.training.recipe import MASK_OBJECTIVE, Recipe
@@ -120,6 +121,7 @@ def make_plan(
     """
     others = [accelerator(name) for name in accelerators]
     name, recipe = _recipe_of(what)
+    planned = recipe.n_steps * recipe.tokens_per_step  # by the sizes of a run itself
     sizes = {n: v for n, v in (("n_ctx", n_ctx), ("batch", batch)) if v is not None}
     if wrong := [
         n for n, v in (*sizes.items(), ("vocabulary", vocabulary), ("tokens", tokens)) if v is not None and v < 1
@@ -127,11 +129,14 @@ def make_plan(
         raise PlanError(f"{wrong[0]} below 1: give a number from 1 on")
     model = recipe.model if n_ctx is None else replace(recipe.model, n_ctx=n_ctx)
     recipe = replace(recipe, model=model if vocabulary is None else with_vocabulary(model, vocabulary))
-    here = resolve_device(recipe.train.device if device == "auto" else device)
+    # a run of another machine is planned for this one
+    here = device_here(recipe.train.device) if device == "auto" else resolve_device(device)
+    if recipe.train.compile == "yes" and compiling_lacks(here):
+        recipe = with_train(recipe, compile="auto")
     on_processes = _on_processes(recipe, others, batch, precision, processes, (replicate, shard, tensor), search)
     parameters, room = count_parameters(recipe.model), float(memory_bytes(here))
     asked, recipe = recipe, _with_batch(recipe, here, None if on_processes else batch, precision)
-    n_tokens = tokens or recipe.n_steps * recipe.tokens_per_step or TOKENS_PER_PARAMETER * parameters["total"]
+    n_tokens = tokens or planned or TOKENS_PER_PARAMETER * parameters["total"]
     passes = () if batch or asked.train.accumulate else passes_that_fit(recipe, here)
     choice = choose_step(recipe, here, n_tokens, passes, USABLE * room, measure=measure)
     recipe = choice.combination.applied(recipe)
@@ -160,6 +165,8 @@ def _recipe_of(what: str | Path | Architecture) -> tuple[str, Recipe]:
         return "architecture", default_recipe(what)
     path = Path(what)
     if path.is_dir():
+        if (kind := kind_of(path)) != "transformer":
+            raise PlanError(f"{path} is a run of kind {kind}, and a plan is of a transformer's training")
         return str(what), read_recipe(path)
     if path.suffix == ".json":
         try:

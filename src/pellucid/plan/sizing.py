@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from pellucid.architecture import Architecture
+from pellucid.option_values import ArchitectureError
 from pellucid.plan.speed import in_turn, steppers
 from pellucid.presets import gated_width, with_vocabulary
 from pellucid.runs.device import (
@@ -173,8 +175,9 @@ def sizing_of(recipe: Recipe, options: Mapping[str, Any], *, open_: bool, explai
         return {"size": partial(size_to, options=options, explain=explain)}
     if explain:
         raise RecipeError(
-            "--explain describes how sizes were chosen, but this run's sizes are set: leave out preset, recipe "
-            "and sizes"
+            "--explain describes how sizes are chosen: by a run that has a length in minutes, predicts the next token "
+            "or continues a prefix, starts from no model, and was given no preset, recipe and sizes, which is not so "
+            "here: leave it out"
         )
     return {}
 
@@ -224,14 +227,20 @@ def choose_size(
 
     `scale` is how many times longer than COST a step of either probe takes; `seconds` is the time for steps, by the
     minutes unless given. A machine that is twice as fast is as good as twice the time.
+    Raises RecipeError where the options of the recipe and the memory allow no size.
     """
     seconds, fixed = seconds or STEPPING * 60 * recipe.train.minutes, fixed_vocabulary(recipe)
     sizes = [
         size
         for vocabulary in ((fixed,) if fixed else vocabularies(text.n_characters))
         for size in candidates(vocabulary)
-        if resolve.training_bytes(recipe_of_size(recipe, size).model, size.batch, "float32") < room
+        if (model := model_of_size(recipe, size)) and resolve.training_bytes(model, size.batch, "float32") < room
     ]
+    if not sizes:
+        raise RecipeError(
+            "none of the sizes from which one is chosen goes with the options that are set and fits into memory: set "
+            "sizes of your own, such as --set d_model=64 --set n_layers=2"
+        )
     considered = [fit_to_time(size, text, recipe, seconds, scale) for size in sizes]
     largest = largest_choice(sizes, text, recipe, seconds, scale)
     same = (largest.vocabulary, largest.d_model, largest.n_layers)
@@ -393,13 +402,15 @@ def scale_of(recipe: Recipe, device: torch.device, poll: Callable[[], object] = 
     # a run of less than half a minute must not spend much of it here, and first steps count where they are slow
     sequences, least = (16, 3) if budget >= 1 else (4, 0)
     probes = [Size(1024, d, PROBE_LAYERS, sequences) for d in PROBES]
-    recipes = [recipe_of_size(recipe, probe) for probe in probes]
+    recipes = [probe_recipe(recipe, probe) for probe in probes]
     found = [combinations(r, device)[0] for r in recipes]
     if least == 0:
         found = [[default_of(of_probe)] for of_probe in found]
     of_probes = [steppers([c.applied(r) for c in tried], device) for r, tried in zip(recipes, found, strict=True)]
     steps = [step for of_probe in of_probes for step in of_probe]
-    taken = iter(in_turn(steps, budget, poll, 1 if len(steps) > len(probes) else least))
+    if len(steps) > len(probes) or (least == 0 and device.type != "cpu"):  # a GPU's first step loads its kernels
+        least = 1
+    taken = iter(in_turn(steps, budget, poll, least))
     best = [min(itertools.islice(taken, len(of_probe))) for of_probe in found]
     low, high = (t / seconds_of(probe, (1.0, 1.0)) for t, probe in zip(best, probes, strict=True))
     return low, high
@@ -421,6 +432,27 @@ def recipe_of_size(recipe: Recipe, size: Size) -> Recipe:
     """The recipe with this size, all other fields unchanged."""
     sized_recipe = with_fields(recipe, size_fields(recipe, size))
     return replace(sized_recipe, model=with_vocabulary(sized_recipe.model, size.vocabulary))
+
+
+def model_of_size(recipe: Recipe, size: Size) -> Architecture | None:
+    """The model of this size; None where an option that was set does not allow it, such as an attention.n_kv_heads that
+    does not divide the heads, or a d_embed that is the width.
+    """
+    try:
+        return recipe_of_size(recipe, size).model
+    except ArchitectureError:
+        return None
+
+
+def probe_recipe(recipe: Recipe, probe: Size) -> Recipe:
+    """The recipe with the size of a probe, without the options that a width may not allow where that one does not: they
+    change little of the time of a step.
+    """
+    if model_of_size(recipe, probe) is None:
+        a = recipe.model
+        attention = replace(a.attention, n_kv_heads=0)
+        recipe = replace(recipe, model=replace(a, d_embed=0, embed_projection="tokens", attention=attention))
+    return recipe_of_size(recipe, probe)
 
 
 def size_fields(recipe: Recipe, size: Size) -> dict[str, Any]:
@@ -479,7 +511,7 @@ def sizing_lines(sizing: Sizing, final: Recipe) -> list[str]:
         lines.append(f"  dropout {DROPOUT}, since the text is read more than {EPOCHS_WITHOUT_DROPOUT:g} times")
     if final.train.epochs == MOST_EPOCHS:
         lines.append(
-            f"  {MOST_EPOCHS:g} epochs take {c.steps * c.seconds:,.0f} s: more epochs would only memorize this text"
+            f"  {MOST_EPOCHS:g} epochs take {c.steps * c.seconds:,.0f} s: more epochs would only memorise this text"
         )
     return lines
 

@@ -28,8 +28,10 @@ from pellucid.training.resolve_recipe import resolve_batch
 
 #: the assumed share of a matrix product's speed for a step that is too large to time
 ASSUMED_SHARE = 0.5
-#: rows and columns of the matrix product that measures the machine
-CUBE = 1024
+#: rows and columns of the matrices whose product measures a CPU, and another device
+CUBE, LARGE_CUBE = 1024, 8192
+#: products that another device computes between two waits: to start one and to wait for it takes time of its own
+AT_ONCE = 10
 
 
 @dataclass(frozen=True)
@@ -51,36 +53,53 @@ class StepSpeed:
         return flops_per_token * self.tokens_per_second / self.peak
 
 
-def product_speed(device: torch.device, precision: str, n: int = CUBE) -> float:
-    """FLOP/s of an n-cube matrix product, the best of five, or of fewer if one takes long."""
+def cube_of(device: torch.device) -> int:
+    """Rows and columns of the matrices whose product measures the device."""
+    return CUBE if device.type == "cpu" else LARGE_CUBE
+
+
+def product_speed(device: torch.device, precision: str) -> float:
+    """FLOP/s of large matrix products (`cube_of`), the best of five times, or of fewer if one takes long."""
+    n, at_once = cube_of(device), 1 if device.type == "cpu" else AT_ONCE
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     a = torch.randn(n, n, device=device).to(dtype)
+
+    def multiply(times: int) -> None:
+        for _ in range(times - 1):
+            torch.mm(a, a)
+        torch.mm(a, a)[0, 0].item()  # reading a number waits for the device
+
+    if device.type != "cpu":
+        multiply(1)  # loads what later products use
     times: list[float] = []
     while len(times) < 6 and sum(times) < 1.0:
         start = time.perf_counter()
-        (a @ a)[0, 0].item()  # reading a number waits for the device
+        multiply(at_once)
         times.append(time.perf_counter() - start)
-    return 2 * n**3 / min(times)
+    return at_once * 2 * n**3 / min(times)
 
 
 def training_speed(
     recipe: Recipe, device: torch.device, budget: float = 3.0, memory: float = float("inf")
 ) -> StepSpeed:
-    """Tokens per second of training on this machine, eager, measured within about `budget` seconds, building included.
+    """Tokens per second of training on this machine, eager; its steps are measured within about `budget` seconds,
+    building included.
 
     The recipe's batch, precision and attention are resolved. If the fewest steps are expected to take longer than the
     budget, or the networks need more than `memory` bytes, no step is taken: the speed is estimated from that of a
     large matrix product, and `how` says so.
     """
-    began = time.perf_counter()
     peak = product_speed(device, recipe.train.precision)
+    began = time.perf_counter()
     n, tokens, networks = recipe.model.n_layers, recipe.tokens_per_step, shallow_networks(recipe)
     at_least = [tokens * flops(few.model).training / peak for _, few in networks]
     weights = 16.0 * sum(count_parameters(few.model)["total"] for _, few in networks)
-    least = 0 if len(networks) == 1 else 1  # a line through two times needs them warm
+    # a line through two times needs them warm, and the first step on a GPU loads its kernels
+    least = 0 if len(networks) == 1 and device.type == "cpu" else 1
     if (1 + least) * sum(at_least) / ASSUMED_SHARE > budget or weights > memory:
         seconds = tokens * flops(recipe.model).training / peak / ASSUMED_SHARE
-        how = f"estimated: {ASSUMED_SHARE:.0%} of the speed of a {CUBE}-cube product, because it is too large to time"
+        cube = cube_of(device)
+        how = f"estimated: {ASSUMED_SHARE:.0%} of the speed of a {cube}-cube product, because it is too large to time"
         return StepSpeed(seconds, tokens / seconds, peak, how)
     taken = in_turn([stepper(few, device) for _, few in networks], began + budget - time.perf_counter(), least=least)
     seconds = extrapolated([(times, each) for (times, _), each in zip(networks, taken, strict=True)])

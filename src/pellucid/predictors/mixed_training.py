@@ -142,7 +142,7 @@ class MixedTransformerTrainable(TransformerTrainable):
         """Fit the weight on the tokens set aside, and measure the held-out text with the n-gram and without it."""
         began = time.monotonic()
         ngram, why_counted = self.stored_ngram(run_dir, phase)
-        network, _, best = load_run(run_dir, "best", self.device)
+        network, _, best = load_run(run_dir, "best", self.device, trust=self.trust)
         pairs = [self.log_probs(network, ngram, part, phase) for part in self.aside]
         own, counted = (np.concatenate(log_probs) for log_probs in zip(*pairs, strict=True))
         weight = fit_weight(own, counted)

@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from pellucid.model.shapes import Logits, Tokens
+from pellucid.model.shapes import LastLogits, Logits, Tokens
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.options import PredictorError, plain_forward
 
@@ -33,9 +34,19 @@ class Counted(nn.Module):
         n = self.choices.order - 1
         padded = np.pad(tokens.cpu().numpy(), ((0, 0), (max(n - 1, 0), 0)), constant_values=-1)
         windows = np.lib.stride_tricks.sliding_window_view(padded, n, axis=1) if n else padded[..., None][..., :0]
+        return self.after(windows.reshape(tokens.numel(), n)).to(tokens.device).unflatten(0, tuple(tokens.shape))
+
+    def last(self, tokens: Tokens) -> LastLogits:
+        """`forward` at the last position alone, [batch, n_vocab]: it reads no other context."""
+        n, width = self.choices.order - 1, tokens.size(1)
+        context = tokens[:, max(width - n, 0) :].cpu().numpy()
+        padded = np.pad(context, ((0, 0), (max(n - width, 0), 0)), constant_values=-1)
+        return self.after(padded).to(tokens.device)
+
+    def after(self, contexts: np.ndarray) -> Tensor:
+        """log P of the token after each context, [contexts, order - 1] -> [contexts, n_vocab]; -1 for no token."""
         with np.errstate(divide="ignore"):
-            p = np.log(self.ngram.distributions(windows.reshape(tokens.numel(), n)))
-        return torch.from_numpy(p).to(tokens.device).unflatten(0, tuple(tokens.shape))
+            return torch.from_numpy(np.log(self.ngram.distributions(contexts)))
 
     def log_probs(self, ids: np.ndarray) -> np.ndarray:
         """log P of each token after the first, as the n-gram gives it, float64 [len(ids) - 1]."""
@@ -43,7 +54,10 @@ class Counted(nn.Module):
 
 
 class Mixture(nn.Module):
-    """P(w|h) = weight P_network(w|h) + (1 - weight) P_counted(w|h)   (Bengio et al. 2003, section 4.2)"""
+    """P(w|h) = weight P_network(w|h) + (1 - weight) P_counted(w|h)   (Bengio et al. 2003, section 4.2)
+
+    An id that one of them does not have has probability 0 there: the network may have rows that stand for no token.
+    """
 
     def __init__(self, network: Any, counted: Counted, weight: float):
         super().__init__()
@@ -60,8 +74,16 @@ class Mixture(nn.Module):
 
     def forward(self, tokens: Tokens, *, mask: None = None, positions: None = None) -> Logits:
         """log P of the token after each position, float64."""
-        own = self.network(tokens, mask=mask, positions=positions).double().log_softmax(-1)
-        return mixed(own, self.counted(tokens).to(own.device), self.weight)
+        return self.mix(self.network(tokens, mask=mask, positions=positions), self.counted(tokens))
+
+    def last(self, tokens: Tokens) -> LastLogits:
+        """`forward` at the last position alone, [batch, n_vocab]."""
+        return self.mix(self.network.last(tokens), self.counted.last(tokens))
+
+    def mix(self, logits: Tensor, counted: Tensor) -> Tensor:
+        """log P from the network's logits and the n-gram's log P, over the ids of both."""
+        own, n = logits.double().log_softmax(-1), max(logits.size(-1), counted.size(-1))
+        return mixed(over_ids(own, n), over_ids(counted.to(own.device), n), self.weight)
 
     def log_probs(self, ids: np.ndarray) -> np.ndarray:
         """log P of each token after the first, nats, float64 [len(ids) - 1]."""
@@ -69,7 +91,12 @@ class Mixture(nn.Module):
         return mixed(own, counted, self.weight).numpy()
 
 
-def mixed(a: torch.Tensor, b: torch.Tensor, weight: float) -> torch.Tensor:
+def over_ids(log_probs: Tensor, n: int) -> Tensor:
+    """The same over `n` ids, of which those that are new have probability 0."""
+    return F.pad(log_probs, (0, n - log_probs.size(-1)), value=-torch.inf)
+
+
+def mixed(a: Tensor, b: Tensor, weight: float) -> Tensor:
     """log(weight e^a + (1 - weight) e^b)."""
     share = torch.tensor([weight, 1 - weight], dtype=a.dtype, device=a.device).log()
     return torch.logaddexp(a + share[0], b + share[1])

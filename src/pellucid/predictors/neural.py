@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import nn
 from torch.nn import functional as F
 
-from pellucid.model.shapes import Logits, Tokens
+from pellucid.model.shapes import LastLogits, Logits, Tokens
 from pellucid.predictors.ngram import checked
 from pellucid.predictors.options import PredictorOptions, check_at_least, plain_forward
 
@@ -85,6 +85,10 @@ class NeuralProbabilistic(nn.Module):
         plain_forward(mask, positions)
         x = self.embed(self.contexts(tokens)).flatten(-2)
         return self.out(torch.tanh(self.hidden(x))) + self.direct(x)
+
+    def last(self, tokens: Tokens) -> LastLogits:
+        """`forward` at the last position alone, [batch, n_vocab]."""
+        return self(tokens[:, -self.reach :])[:, -1]
 
     def log_probs(self, ids: np.ndarray) -> np.ndarray:
         """log P of each token after the first given those before it, nats, float64 [len(ids) - 1]."""

@@ -50,22 +50,28 @@ def of_file(score: Score, one: OneText) -> Score:
 
 
 def with_baselines(
-    score: Score, run: str | os.PathLike | None, tokenizer: Tokenizer, progress: Progress | None = None
+    score: Score,
+    run: str | os.PathLike | None,
+    tokenizer: Tokenizer,
+    progress: Progress | None = None,
+    *,
+    trust: bool = False,
 ) -> Score:
     """The score, with those of n-grams that are counted on a run's training text in the same way as its baselines.
 
-    The run's text is read again. Raises RecipeError where the folder is no run, where the text has changed, and where
-    the run has another tokenizer; DocumentError where the text is missing.
+    The run's text is read again; `trust` accepts patterns of its tokenizer that are not known to be safe. Raises
+    RecipeError where the folder is no run, where the text has changed, and where the run has another tokenizer;
+    DocumentError where the text is missing.
     """
     if run is None or not (Path(run) / "recipe.json").exists():
         named = "this model does not come from a run" if run is None else f"{run} is no run"
         raise RecipeError(f"{named}, so there is no training text to count n-grams on: give the folder of a run")
     run = Path(run)
-    if load_tokenizer(run).ids_hash != tokenizer.ids_hash:
+    if load_tokenizer(run, trust=trust).ids_hash != tokenizer.ids_hash:
         raise RecipeError(f"{run} has another tokenizer than the model, so n-grams of its tokens do not compare")
     recipe = recipe_of(run)
     try:
-        tokens = tokens_of(run, recipe, progress)
+        tokens = tokens_of(run, recipe, progress, trust=trust)
     except DocumentError as error:
         raise DocumentError(f"n-grams are counted on the text of {run}, which cannot be read: {error}") from None
     inside = isinstance(tokens, PairTokens) or recipe.text.inside_documents == "yes"
@@ -107,9 +113,11 @@ def recipe_of(run: Path) -> Recipe:
     return found
 
 
-def tokens_of(run: Path, recipe: Recipe, progress: Progress | None) -> Tokens | PairTokens | ConversationTokens:
+def tokens_of(
+    run: Path, recipe: Recipe, progress: Progress | None, *, trust: bool = False
+) -> Tokens | PairTokens | ConversationTokens:
     """The tokens that a run was trained on; RecipeError where its text has changed."""
-    t, seed, tokenizer = recipe.text, recipe.train.seed, load_tokenizer(run)
+    t, seed, tokenizer = recipe.text, recipe.train.seed, load_tokenizer(run, trust=trust)
     if recipe.train.objective == "source-target":
         tokens: Any = encode_pairs(split_pairs(read_recipe_pairs(recipe, progress), t.held_out, seed), tokenizer)
     elif recipe.train.objective == "chat":

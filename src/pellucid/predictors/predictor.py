@@ -33,9 +33,10 @@ class PredictorGenerateOptions(DrawOptions, total=False):
 class Predictor:
     """An n-gram, a neural probabilistic or a recurrent predictor with its tokenizer, used like a LanguageModel.
 
-    network      forward(tokens [batch, pos]) -> logits [batch, pos, n_vocab]; log_probs(ids) -> float64 [n - 1]
-    kind         ngram, neural-probabilistic, recurrent
-    provenance   the folder, and the step of a run
+    network      forward(tokens [batch, pos]) -> logits [batch, pos, n_vocab]; last(tokens) -> [batch, n_vocab], those
+                 of the last position; log_probs(ids) -> float64 [n - 1]
+    kind         ngram, neural-probabilistic, recurrent, mixture
+    provenance   the folder, and the step of a run; of a mixture also the n-gram's folder and the network's share
     """
 
     network: nn.Module
@@ -95,7 +96,14 @@ class Predictor:
         )
         ends = [self.tokenizer.separator]
         decoding = Decoding(
-            self.network, Reader(self.network), rows, max_tokens=max_tokens, sampling=sampling, stop_ids=ends
+            self.network,
+            Reader(self.network),
+            rows,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop_ids=ends,
+            # a network may have more rows than the tokenizer has ids, or fewer
+            n_allowed=min(cast(Any, self.network).choices.n_vocab, self.tokenizer.n_vocab),
         )
         stops = [stop] if isinstance(stop, str) else list(stop)
         writers = [Writer(r, texts[r.prompt], encoded[r.prompt], self.tokenizer, stops) for r in decoding.rows]
@@ -121,7 +129,10 @@ class Predictor:
         that was not in its training text.
         """
         score = score_given(lambda text: self._score(text, prefix), text, reading)
-        return with_baselines(score, self.provenance.get("folder"), self.tokenizer, progress) if baselines else score
+        if not baselines:
+            return score
+        run, trust = self.provenance.get("folder"), bool(self.provenance.get("trust"))
+        return with_baselines(score, run, self.tokenizer, progress, trust=trust)
 
     def _score(self, text: str, prefix: str) -> Score:
         """The score of a text after a prefix.
@@ -165,7 +176,7 @@ class Reader:
 
     def next_logits(self, tokens: list[list[int]]) -> torch.Tensor:
         device = next((p.device for p in self.network.parameters()), torch.device("cpu"))
-        return self.network(torch.tensor(tokens, device=device))[:, -1]
+        return self.network.last(torch.tensor(tokens, device=device))
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows; there is nothing to copy."""

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from torch import nn
 
-from pellucid.model.shapes import Logits, Tokens
+from pellucid.model.shapes import LastLogits, Logits, Tokens
 from pellucid.predictors.neural import window_log_probs
 from pellucid.predictors.options import PredictorOptions, check_at_least, plain_forward
 
@@ -57,6 +57,11 @@ class Recurrent(nn.Module):
         plain_forward(mask, positions)
         states, _ = self.cell(self.embed(tokens))
         return self.out(states)
+
+    def last(self, tokens: Tokens) -> LastLogits:
+        """`forward` at the last position alone, [batch, n_vocab]."""
+        states, _ = self.cell(self.embed(tokens))
+        return self.out(states[:, -1])
 
     def log_probs(self, ids: np.ndarray) -> np.ndarray:
         """log P of each token after the first given those before it in its window, nats, float64 [len(ids) - 1].

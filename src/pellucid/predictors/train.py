@@ -1,6 +1,6 @@
 """Trains a predictor on text, into a run folder with the layout of a transformer's."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from pellucid.predictors.recipe import (
 from pellucid.predictors.trainable import NGramRun, PredictorTrainable
 from pellucid.runs.live_reporter import make_reporter
 from pellucid.runs.options import RecipeError
-from pellucid.runs.pipeline import NO_FOLDER, Run, resume_run, start_run
+from pellucid.runs.pipeline import NO_FOLDER, OF_MACHINE, Run, computed_here, resume_run, start_run
 from pellucid.runs.reporter import QuietReporter
 from pellucid.training.recipe import check_tokenizer
 
@@ -36,7 +36,8 @@ def train_predictor(
     kind     ngram, neural-probabilistic or recurrent
     fields   single fields, as text or typed: those of NGramOptions, NeuralProbabilisticOptions or RecurrentOptions
              (`order`, `smoothing`, `d_hidden` ...), `mixture`, and those of text.* and train.* as for `pellucid.train`
-    resume   continue the run in `out` exactly; a length makes it longer. An n-gram is counted once and not resumed
+    resume   continue the run in `out` exactly; a length makes it longer, and of the fields the device and train.compile
+             may change. An n-gram is counted once and not resumed
     minutes, steps, tokens, epochs   the length, at most one; 10 minutes unless given; not for ngram
 
     The same options give the same split and tokenizer as for a transformer, so held-out losses (nats per token)
@@ -49,8 +50,10 @@ def train_predictor(
     if resume:
         if out is None:
             raise RecipeError(NO_FOLDER)
-        written = recipe_to_resume(Path(out), kind, fields or {})
+        words = {name.removeprefix("train."): value for name, value in (fields or {}).items()}
+        written = recipe_to_resume(Path(out), kind, words.keys() - set(OF_MACHINE))
         recipe = replace(written, inputs=tuple(map(str, inputs)) or written.inputs)
+        recipe = computed_here(recipe, words, reporter)
         return resume_run(PredictorTrainable(recipe), Path(out), length, reporter, written)
     if not inputs:
         raise RecipeError("no text was named: give at least one file or folder")
@@ -60,10 +63,10 @@ def train_predictor(
     return start_run(startable, None if out is None else Path(out), reporter)
 
 
-def recipe_to_resume(run_dir: Path, kind: str, fields: Mapping[str, Any]) -> PredictorRecipe:
-    """The recipe of a run that is resumed; RecipeError where it cannot be resumed with these options."""
+def recipe_to_resume(run_dir: Path, kind: str, other: Collection[str]) -> PredictorRecipe:
+    """The recipe of a run that is resumed; RecipeError where it cannot be, or where `other` options are asked for."""
     recipe = read_predictor_recipe(run_dir)
-    if recipe.kind != kind or kind == "ngram" or fields:
+    if recipe.kind != kind or kind == "ngram" or other:
         raise RecipeError(
             f"{run_dir} is a run of kind {recipe.kind} and cannot be resumed with other options, nor at all if that "
             "is ngram, which counts its text once: leave kind and fields as they are, or start a new run"

@@ -5,18 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
-from pellucid.generate.readers import evaluation_mode
+from pellucid.generate.readers import evaluation_mode, last_logits
 from pellucid.generate.scoring import score_tokens
 from pellucid.model import Transformer
-from pellucid.model.shapes import Logits, Tokens
+from pellucid.model.shapes import LastLogits, Logits, Tokens
 from pellucid.predictors.mixture import Counted, Mixture
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.options import PredictorError, plain_forward
 from pellucid.predictors.predictor import Predictor
 from pellucid.runs.run_dir import read_json
 from pellucid.text.tokenizers.tokenizer import Tokenizer
+
+#: of a model that is from no run and no folder
+NO_PROVENANCE: Mapping[str, Any] = {}
 
 
 class Windowed(nn.Module):
@@ -34,20 +38,38 @@ class Windowed(nn.Module):
         return self.transformer.architecture.n_ctx
 
     def forward(self, tokens: Tokens, *, mask: None = None, positions: None = None) -> Logits:
+        """Logits of the token after each position, of which the later ones have a window of n_ctx tokens each."""
         plain_forward(mask, positions)
+        ends = range(self.reach + 1, tokens.size(1) + 1)
         with evaluation_mode(self.transformer):
-            return self.transformer(tokens)
+            first = self.transformer(tokens[:, : self.reach])
+            later = [self.last(tokens[:, :end])[:, None] for end in ends]
+            return torch.cat([first, *later], 1) if later else first
+
+    def last(self, tokens: Tokens) -> LastLogits:
+        """`forward` at the last position alone, [batch, n_vocab]."""
+        with evaluation_mode(self.transformer):
+            return last_logits(self.transformer, tokens[:, -self.reach :])
 
     def log_probs(self, ids: np.ndarray) -> np.ndarray:
         """log P of each token after the first, in windows that move by half a context, float64 [len(ids) - 1]."""
         return score_tokens(self.transformer, ids)
 
 
-def mixed_with(transformer: Transformer, tokenizer: Tokenizer, other: Predictor, weight: float) -> Predictor:
+def mixed_with(
+    transformer: Transformer,
+    tokenizer: Tokenizer,
+    other: Predictor,
+    weight: float,
+    provenance: Mapping[str, Any] = NO_PROVENANCE,
+) -> Predictor:
     """P(w|h) = weight P_transformer(w|h) + (1 - weight) P_counted(w|h)   (Bengio et al. 2003, section 4.2)
 
-    `other` is an n-gram trained on the same tokens. Raises PredictorError for another predictor, another tokenizer, a
-    transformer that does not predict the next token from those before it, and a weight that is not between 0 and 1.
+    other       an n-gram trained on the same tokens
+    provenance  the transformer's: the mixture has it, with `weight` and, as `mixed_with`, the n-gram's folder
+
+    Raises PredictorError for another predictor, another tokenizer, a transformer that does not predict the next token
+    from those before it, and a weight that is not between 0 and 1.
     """
     a = transformer.architecture
     if not isinstance(other.network, Counted):
@@ -64,7 +86,8 @@ def mixed_with(transformer: Transformer, tokenizer: Tokenizer, other: Predictor,
             f"({other.tokenizer.n_vocab:,}): train both on the same text with the same --tokenizer and --vocabulary"
         )
     mixture = Mixture(Windowed(transformer), other.network, weight)
-    return Predictor(mixture, tokenizer, "mixture", other.provenance | {"weight": weight})
+    about = {**provenance, "mixed_with": other.provenance.get("folder"), "weight": weight}
+    return Predictor(mixture, tokenizer, "mixture", about)
 
 
 def mixed_with_stored(
@@ -97,4 +120,4 @@ def mixed_with_stored(
             )
         weight = float(fitted["weight"])
     counted = Predictor(Counted(NGram.load(run / "ngram")), tokenizer, "ngram", dict(provenance))
-    return mixed_with(transformer, tokenizer, counted, weight)
+    return mixed_with(transformer, tokenizer, counted, weight, provenance)

@@ -143,7 +143,7 @@ def _measured(run: Contents) -> tuple[str, str, str]:
     total = f"{known:,}" if isinstance(known, int) else ""
     of = f" of the {total}" if total else ""
     note = (
-        f"On the way the first {read:,}{of} held-out tokens are measured, the same every time; at the end all of them."
+        f"During training the loss is measured on the first {read:,}{of} held-out tokens; at the end, on all of them."
     )
     return f"held-out, its first {read:,} tokens", f"all of it, {total} tokens" if total else "all of it", note
 

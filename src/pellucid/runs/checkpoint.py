@@ -315,6 +315,23 @@ def mark_good(run: Path, step: int) -> None:
     write_json(run / "checkpoints" / "good.json", {"step": step})
 
 
+def mark_needed(run: Path, step: int) -> None:
+    """Record that another run has adapters of the weights of this checkpoint, so that pruning keeps it.
+
+    Raises OSError where that cannot be written.
+    """
+    write_json(run / "checkpoints" / "needed.json", {"steps": sorted({*needed_steps(run), step})})
+
+
+def needed_steps(run: Path) -> set[int]:
+    """The steps that `mark_needed` recorded."""
+    try:
+        steps = json.loads(read_regular(run / "checkpoints" / "needed.json"))["steps"]
+        return {step for step in steps if isinstance(step, int)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()  # there is no such file, or another program wrote it
+
+
 def best_step(run: Path) -> int | None:
     """The step that `mark_best` recorded, where that checkpoint still stands."""
     return _marked(run, "best.json")
@@ -356,7 +373,7 @@ def diverged_steps(run: Path) -> list[int]:
 
 
 def prune(run: Path, keep_last: int) -> None:
-    """Remove all but the newest `keep_last` checkpoints, the best and the last good one.
+    """Remove all but the newest `keep_last` checkpoints, the best, the last good one and those that adapters need.
 
     As long as there is no good one, step 0 stays too: it has the weights that a run started from.
     What an interrupted save left aside goes too, and what diverged before the last good checkpoint.
@@ -367,7 +384,7 @@ def prune(run: Path, keep_last: int) -> None:
     for step in diverged_steps(run):
         if good is not None and step <= good:
             shutil.rmtree(folder_of(run, step).with_suffix(".diverged"))
-    keep = {*steps_of(run)[-keep_last:], best, 0 if good is None else good}
+    keep = {*steps_of(run)[-keep_last:], best, 0 if good is None else good, *needed_steps(run)}
     for step in steps_of(run):
         if step not in keep:
             # renamed first, so that a crash in the middle leaves nothing that looks like a checkpoint

@@ -1,6 +1,7 @@
 """The device that a run computes on: its name, its memory, and whether compiling for it pays."""
 
 import ctypes
+import importlib.util
 import os
 import platform
 import shutil
@@ -40,6 +41,14 @@ def resolve_device(word: str) -> torch.device:
             f"device {word!r} cannot be used here ({str(error).splitlines()[0]}): say cpu or auto"
         ) from None
     return device
+
+
+def device_here(word: str) -> torch.device:
+    """The device of a run where it can be used here, else the one that auto stands for."""
+    try:
+        return resolve_device(word)
+    except RecipeError:
+        return resolve_device("auto")
 
 
 def describe_device(device: torch.device) -> dict[str, Any]:
@@ -92,6 +101,15 @@ def memory_bytes(device: torch.device) -> int:
         return installed
 
 
+def free_bytes(device: torch.device) -> int:
+    """How much memory of the device this process can have: on CUDA without what others hold, elsewhere as
+    `memory_bytes`.
+    """
+    if device.type != "cuda":
+        return memory_bytes(device)
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+
+
 def compile_pays(
     device: torch.device, seconds_per_step: float, n_steps: int, saves: float | None = None
 ) -> tuple[bool, str]:
@@ -100,7 +118,7 @@ def compile_pays(
     `saves` is the share of a step that it saves, that of COMPILE_SAVES unless given.
     """
     if not can_compile(device):
-        return False, "compiled: no (there is no C++ compiler here)"
+        return False, f"compiled: no, as {compiling_lacks(device)}"
     saved = seconds_per_step * n_steps * (COMPILE_SAVES[device.type] if saves is None else saves)
     pays = saved > CLEAR_GAIN * COMPILE_SECONDS[device.type]
     word = "yes" if pays else "no"
@@ -111,10 +129,33 @@ def compile_pays(
 
 
 def can_compile(device: torch.device) -> bool:
-    """Whether torch.compile finds what it needs: a C++ compiler on the CPU, Triton on CUDA."""
+    """Whether torch.compile finds what it needs (`compiling_lacks`)."""
+    return not compiling_lacks(device)
+
+
+def compiling_lacks(device: torch.device) -> str:
+    """What torch.compile needs and does not find, as the clause of a sentence; empty where nothing is missing.
+
+    It needs a C++ compiler on the CPU; on CUDA a GPU of compute capability 7.0, Triton, and the C compiler with which
+    Triton makes the functions that launch its kernels.
+    """
     if device.type == "cuda":
-        return True
-    return device.type == "cpu" and any(shutil.which(c) for c in (os.environ.get("CXX") or "g++", "clang++"))
+        if importlib.util.find_spec("triton") is None:
+            return "Triton is not installed here"
+        # on Windows Triton brings a C compiler
+        if sys.platform != "win32" and not has_command(os.environ.get("CC") or "gcc", "clang"):
+            return "there is no C compiler here (gcc or clang)"
+        major, minor = torch.cuda.get_device_capability(device)
+        return "" if major >= 7 else f"this GPU has compute capability {major}.{minor} and Triton needs 7.0"
+    if device.type != "cpu":
+        return f"nothing is compiled for {device.type}"
+    has_compiler = has_command(os.environ.get("CXX") or "g++", "clang++")
+    return "" if has_compiler else "there is no C++ compiler here (g++ or clang++)"
+
+
+def has_command(*names: str) -> bool:
+    """Whether one of these commands can be run here."""
+    return any(map(shutil.which, names))
 
 
 def compiled(loss: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
@@ -152,6 +193,16 @@ def keep_compiled() -> None:
     config.unsafe_marked_cacheable_functions |= dict.fromkeys(AUTOCAST, torch.__version__)
 
 
+def prepare_deterministic(asked: bool) -> None:
+    """Set what cuBLAS needs to compute alike in every run, where asked for; the environment's own choice is kept.
+
+    PyTorch reads it at the first matrix product on a GPU, and without it refuses all products in
+    `deterministic_kernels`.
+    """
+    if asked:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
 @contextmanager
 def deterministic_kernels(asked: bool) -> Iterator[None]:
     """Only kernels whose results do not vary between runs, where asked for; the caller's choice is put back."""
@@ -159,7 +210,6 @@ def deterministic_kernels(asked: bool) -> Iterator[None]:
         yield
         return
     before = torch.are_deterministic_algorithms_enabled()
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
     torch.use_deterministic_algorithms(True)
     try:
         yield

@@ -31,15 +31,20 @@ def seconds_per_step(
     passes: int,
     poll: Callable[[], object] = lambda: None,
     budget: float = BUDGET,
+    warms_up: bool = False,
 ) -> float:
     """Seconds of a step of `passes` passes of `rows` rows each and one update.
 
     take_pass  computes the gradient of this many rows
     update     changes the weights by the gradient that is there
     poll       is called between any two of them; it may raise
+    warms_up   one row is computed before the clock starts: the first pass on a GPU loads its kernels
 
     One row is timed first, then as many as the budget allows; what a pass of all rows takes is in proportion.
     """
+    if warms_up:
+        take_pass(1)
+        poll()
     ends, sizes = time.perf_counter() + budget, divisors(rows)
     size, times = 1, [timed(take_pass, 1)]
     while True:
@@ -117,7 +122,15 @@ def measure_network(trainable: Trainable[Any], poll: Callable[[], object], budge
 
     network.train()
     rows = t.batch // trainable.processes.n_shares
-    return seconds_per_step(take_pass, update, rows=rows, passes=t.accumulate, poll=poll, budget=budget)
+    return seconds_per_step(
+        take_pass,
+        update,
+        rows=rows,
+        passes=t.accumulate,
+        poll=poll,
+        budget=budget,
+        warms_up=trainable.device.type != "cpu",
+    )
 
 
 def fastest_seconds(

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any, TextIO
 
-from pellucid.destination import replace_file
+from pellucid.destination import naming, replace_file
 from pellucid.runs.checkpoint import strict
 from pellucid.runs.tracking import Tracked
 
@@ -36,7 +36,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 class MetricsFile:
     """Appends rows, after dropping those of steps later than `step`; unless `writes`, it only remembers them.
 
-    `copy_to`, where it is set, gets every row that is written too.
+    `copy_to`, where it is set, gets every row that is written too. An OSError of writing names the file.
     """
 
     copy_to: Tracked | None = None
@@ -46,13 +46,14 @@ class MetricsFile:
         if writes:
             replace_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
         self.file: TextIO = open(path if writes else os.devnull, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
-        self.kept, self.writes = rows, writes
+        self.path, self.kept, self.writes = path, rows, writes
 
     def write(self, row: dict[str, Any]) -> dict[str, Any]:
         """Write one line, hand it to the system at once, and return what a reader of the file sees."""
         row = strict(row)
-        self.file.write(json.dumps(row, allow_nan=False) + "\n")
-        self.file.flush()
+        with naming(self.path):
+            self.file.write(json.dumps(row, allow_nan=False) + "\n")
+            self.file.flush()
         if self.copy_to:
             self.copy_to.write(row)
         return row
@@ -60,11 +61,13 @@ class MetricsFile:
     def sync(self) -> None:
         """What was written is on disk when this returns: a checkpoint may not outlive its rows."""
         if self.writes:
-            os.fsync(self.file.fileno())
+            with naming(self.path):
+                os.fsync(self.file.fileno())
         if self.copy_to:
             self.copy_to.flush()
 
     def close(self) -> None:
-        self.file.close()
+        with naming(self.path):
+            self.file.close()
         if self.copy_to:
             self.copy_to.close()

@@ -106,6 +106,9 @@ class Optimizer:
         """
         for part in self.parts:
             part.step(bad)
+            # the kernels of AdamW and RMSprop leave PyTorch's count of changes as it was, by which packed weights and
+            # compiled steps know that they are out of date (`generate.pack_weights.weights_state`)
+            torch.autograd.graph.increment_version(part.params)
 
     def state(self) -> dict[str, Tensor]:
         """Every number the optimiser remembers, as `parameter name/quantity`."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
@@ -14,14 +14,21 @@ from pellucid.runs.checkpoint import (
     steps_of,
     write_json,
 )
-from pellucid.runs.device import deterministic_kernels, peak_speed
+from pellucid.runs.device import (
+    compiling_lacks,
+    deterministic_kernels,
+    device_here,
+    peak_speed,
+    prepare_deterministic,
+    resolve_device,
+)
 from pellucid.runs.interrupt import Interrupted, Interruption
 from pellucid.runs.kept_memory import kept_memory
 from pellucid.runs.length import lengthen
 from pellucid.runs.measure import measure_step
 from pellucid.runs.metrics import MetricsFile
 from pellucid.runs.optimizer import make_optimizer
-from pellucid.runs.options import RecipeError, RecipeT
+from pellucid.runs.options import RecipeError, RecipeT, TrainOptions, parse_options
 from pellucid.runs.pace import Pace
 from pellucid.runs.reporter import PlainReporter, QuietReporter
 from pellucid.runs.run_dir import choose_folder, only_one, read_json, write_run_dir
@@ -30,6 +37,8 @@ from pellucid.runs.trainable import CountedKind, Startable, Trainable
 from pellucid.runs.trainer import Trainer
 
 NO_FOLDER = "--resume continues a run that exists: name its folder with --out, such as --out runs/NAME"
+#: the options of training that say how this machine computes, which a resumed run may change
+OF_MACHINE = ("device", "compile")
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,7 @@ def start_run(
     Raises ValueError, before the folder is made, where the input or an option is wrong.
     """
     check_tracker(startable.recipe)
+    prepare_deterministic(startable.recipe.train.deterministic == "yes")
     run_dir = choose_folder(out, startable.recipe.inputs)
     pace = Pace.of_minutes(startable.recipe.train.minutes, began)
     with Interruption(reporter) as interruption:
@@ -99,6 +109,34 @@ def write_counted(run_dir: Path, counted: CountedKind[RecipeT], reporter: PlainR
     return ended_run(run_dir, counted, 0, row)
 
 
+def computed_here(recipe: RecipeT, asked: Mapping[str, Any], reporter: PlainReporter) -> RecipeT:
+    """The recipe of a run that is resumed, with the options of OF_MACHINE that are `asked` for; a warning says so.
+
+    auto keeps the run's own device, or its compilation, where this machine has it. Raises RecipeError for a device that
+    is not there.
+    """
+    before, train = recipe.train, parse_options(TrainOptions, {**vars(recipe.train), **asked}, "train")
+    if train.device == "auto":
+        train = replace(train, device=str(device_here(before.device)))
+    if train.compile == "auto":
+        train = replace(train, compile="no" if compiling_lacks(resolve_device(train.device)) else before.compile)
+    for name in OF_MACHINE:
+        if (old := getattr(before, name)) != (new := getattr(train, name)):
+            reporter.start(
+                [f"warning: train.{name} was {old} and is {new} from here on: the last digits of losses may differ"]
+            )
+    return replace(recipe, train=train)
+
+
+def check_compiling(train: TrainOptions) -> None:
+    """Raise RecipeError where a run that is resumed is compiled and this machine cannot compile."""
+    if train.compile == "yes" and (lacks := compiling_lacks(resolve_device(train.device))):
+        raise RecipeError(
+            f"the run is compiled (train.compile = yes), and {lacks}: resume it with --set compile=no, or install what "
+            "is missing"
+        )
+
+
 @kept_memory()
 def resume_run(
     trainable: Trainable[RecipeT],
@@ -107,17 +145,23 @@ def resume_run(
     reporter: PlainReporter,
     written: RecipeT | None = None,
 ) -> Run[RecipeT]:
-    """Continue a run exactly where its last verified checkpoint left it; `length` makes it longer.
+    """Continue a run exactly where its last verified checkpoint left it; another `length` makes it longer.
 
     trainable  has the recipe of the run, with other inputs where those have moved
     written    the recipe as recipe.json has it, that of `trainable` unless given
 
-    The input is read again. Raises RecipeError where it is no longer the same, and names the file that differs.
+    The input is read again. Raises RecipeError where it is no longer the same, and names the file that differs; and for
+    a device or a compiler that this machine does not have.
     """
     written = written or trainable.recipe
+    prepare_deterministic(written.train.deterministic == "yes")
+    check_compiling(trainable.recipe.train)
     with Interruption(reporter) as interruption, only_one(run_dir):
-        pace = Pace.of_minutes(length.get("minutes") or 0.0)
         step = max(steps_of(run_dir), default=0)
+        # the minutes of a run that was stopped, given again with its other options, are those it has, not further ones
+        if written.train.minutes and length.get("minutes") == written.train.minutes and step < written.n_steps:
+            length = {}
+        pace = Pace.of_minutes(length.get("minutes") or 0.0)
         try:
             trainable.read(reporter, interruption, run_dir)
             if difference := trainable.difference(read_json(run_dir / "data.json")):
@@ -163,8 +207,9 @@ def resume_run(
         finished = f"{position}: finished; --steps, --minutes, ... make it longer"
         reporter.start([finished if step == recipe.n_steps else position])
         # the clock of a checkpoint is that of the segment that it belongs to: a run made longer has another
-        keeps_clock = checkpoint and (len(recipe.segments) == 1 or checkpoint.step > recipe.segments[-1][0])
-        if keeps_clock and not any(length.values()) and (pace := Pace.resumed(recipe, checkpoint.state)):
+        is_of_segment = len(recipe.segments) == 1 or step > recipe.segments[-1][0]
+        keeps_clock = is_of_segment and not any(length.values())
+        if checkpoint and keeps_clock and (pace := Pace.resumed(recipe, checkpoint.state)):
             most = math.inf if recipe.train.minutes else recipe.segments[-1][1]
             pace.know(n_held_out, trainable.n_trained, most, trainable.finish_cost, trainable.can_sample)
         trainable.processes.announce(run_dir, checkpoint and checkpoint.step)
@@ -179,6 +224,7 @@ def follow_run(trainable: Trainable[RecipeT], run_dir: Path, step: int | None) -
     step       of the checkpoint to go on from, None where there is none
     """
     reporter = QuietReporter()
+    prepare_deterministic(trainable.recipe.train.deterministic == "yes")
     with Interruption() as interruption:
         # a signal during this is obeyed before the first step, together with the other processes
         trainable.read(reporter, Interruption(), run_dir)

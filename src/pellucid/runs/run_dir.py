@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pellucid.compiled_source import library_folder
-from pellucid.destination import check_destination, written_aside
+from pellucid.destination import DestinationError, check_destination, written_aside
 from pellucid.runs.checkpoint import (
     write_json,
 )
@@ -32,6 +32,23 @@ def cache_folder() -> Path:
         raise RecipeError(
             "there is no home folder to keep prepared tokens in: name a folder in the environment variable "
             "PELLUCID_CACHE"
+        ) from None
+
+
+def check_cache() -> None:
+    """Raise RecipeError, before any text is read, where prepared tokens could not be written.
+
+    A folder that holds tokens already is not checked: those of this text may be among them, and are only read.
+    """
+    folder = cache_folder()
+    if next(folder.glob("tokens-*"), None) is not None:
+        return
+    try:
+        check_destination(folder / "tokens")
+    except DestinationError as error:
+        why = str(error).removesuffix("choose another path")
+        raise RecipeError(
+            f"{why}name a folder for prepared tokens in the environment variable PELLUCID_CACHE"
         ) from None
 
 

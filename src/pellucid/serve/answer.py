@@ -10,6 +10,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from pellucid.generate.readers import TapFactory
 from pellucid.serve.generation import Generation, TokenEvent, TokenScore
 from pellucid.serve.protocol import SamplingBody
 from pellucid.serve.served import ServedModel
@@ -28,6 +29,7 @@ class Answer:
     """The sequences of one request, submitted to the engine when this is made.
 
     prompts     the ids of each prompt, of which `n` samples are generated
+    taps        the request's edits (`ServedModel.taps`, which takes long for a large one)
     max_tokens  of each text
     n_top       how many of the likeliest tokens are named; -1 computes no log-probabilities
     echo        whether the prompt's tokens are scored
@@ -41,6 +43,7 @@ class Answer:
         body: SamplingBody,
         prompts: Sequence[Sequence[int]],
         *,
+        taps: TapFactory,
         max_tokens: int,
         n: int = 1,
         n_top: int = -1,
@@ -52,8 +55,9 @@ class Answer:
         self.outbox, self.created = model.outbox(asyncio.get_running_loop()), time.time()
         self.events: asyncio.Queue[tuple[Generation, TokenEvent | Exception]] = asyncio.Queue()
         model.check_ids([int(token) for token in body.logit_bias or {}])
-        seed = secrets.randbits(32) if body.seed is None else body.seed
-        taps, sampling = model.taps(body.edits), body.sampling()
+        # -1 draws one, as in llama.cpp's server and vLLM's
+        seed = secrets.randbits(32) if body.seed is None or body.seed == -1 else body.seed
+        sampling = body.sampling()
         inputs = model.shared_sources(sources, taps)
         self.n_source_tokens = sum(map(len, sources or ()))
         self.generations = [

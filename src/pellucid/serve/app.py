@@ -76,6 +76,7 @@ def make_app(
 
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
+        find(None)  # while the models are loaded there are none to list
         return {"object": "list", "data": [model.describe() for model in models]}
 
     @app.get("/v1/models/{name:path}")

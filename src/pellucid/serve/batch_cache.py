@@ -118,6 +118,12 @@ class BatchCache:
         """Overwrite what a row holds: numbers that are not finite would spoil the next row, which masks them."""
         self.cache.store[:, :, row] = 0
 
+    def clear(self) -> None:
+        """Remove all rows and what they hold."""
+        self.lengths.clear()
+        self.widths.clear()
+        self.cache.store.zero_()
+
     def move(self, end: int) -> None:
         """Let all rows end at column `end`."""
         rows, longest = len(self.lengths), max(self.lengths, default=0)

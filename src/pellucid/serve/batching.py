@@ -104,7 +104,8 @@ class BatchingEngine(Engine):
     @property
     def decoding(self) -> list[Generation]:
         """The sequences whose prompts have been read."""
-        return [generation for group in self.groups.values() for generation in group.generations]
+        # metrics are read in another thread, while this one adds groups and removes them
+        return [generation for group in list(self.groups.values()) for generation in group.generations]
 
     @property
     def prefix_asked(self) -> int:
@@ -167,6 +168,11 @@ class BatchingEngine(Engine):
         for group in self.groups.values():
             for row in reversed([row for row, g in enumerate(group.generations) if g.cancelled]):
                 group.leave(row)
+
+    def forget_running(self) -> None:
+        super().forget_running()
+        self.groups = {"": self.unedited}
+        self.unedited.clear()
 
     # Prompts -----------------------------------------------------------------------------------------------------
 
@@ -299,6 +305,9 @@ class BatchingEngine(Engine):
 
     def read_chunk(self, generation: Generation) -> bool:
         """Read the next piece of a window, and decode from its end. True when nothing of it is left to read alone."""
+        if generation.echo and not generation.prompt_scores:
+            # nothing predicts the first token
+            generation.prompt_scores.append(None)
         cache, tokens = self.opened_cache(generation)
         begin, end = cache.length, len(tokens) - self.leaves_last(generation)
         if begin == end:
@@ -351,7 +360,9 @@ class BatchingEngine(Engine):
             stream = network.hidden(chunk, mask=mask, cache=cache, tap=tap)
             self.piece_read(generation, cache, n)
             if generation.echo and not generation.state.generated:
-                self.score_prompt(generation, tokens, begin, tap("logits", network.unembed(stream))[0])
+                # a token of a prefix has read those that follow it: a causal pass scores it, as in `score`
+                scored = network.hidden(chunk, tap=tap) if prefix else stream
+                self.score_prompt(generation, tokens, begin, tap("logits", network.unembed(scored))[0])
             if cache.length < len(tokens):
                 return True
             if generation.max_tokens == 0:
@@ -390,8 +401,6 @@ class BatchingEngine(Engine):
 
     def score_prompt(self, generation: Generation, tokens: Sequence[int], begin: int, logits: Tensor) -> None:
         """log P of the prompt's tokens that this chunk's logits [pos, n_vocab] predict."""
-        if not generation.prompt_scores:
-            generation.prompt_scores.append(None)
         targets = tokens[begin + 1 : begin + 1 + len(logits)]
         scores = token_scores(logits[: len(targets)], targets, max(0, generation.n_top), self.n_known)
         generation.prompt_scores.extend(scores)

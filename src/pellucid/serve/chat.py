@@ -15,7 +15,7 @@ from pellucid.serve.conversation import (
     MAX_MESSAGES,
     ChatMessage,
     ends_with_begun_answer,
-    prompt_of,
+    read_conversation,
     room_for_answer,
     token_log_prob,
 )
@@ -76,16 +76,18 @@ class ChatBody(SamplingBody):
 
 async def answer_chat(model: ServedModel, body: ChatBody, request: Request) -> Response:
     """The response, whole or streamed."""
-    prompt = await asyncio.to_thread(prompt_of, model, body.messages, bool(body.continue_final_message))
+    begun = bool(body.continue_final_message)
+    prompt, ends, taps = await asyncio.to_thread(read_conversation, model, body.messages, body.edits, begun)
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     answer = Answer(
         model,
         body,
         [prompt],
+        taps=taps,
         max_tokens=room_for_answer(model, prompt, asked),
         n=body.n or 1,
         n_top=(body.top_logprobs or 0) if body.logprobs else -1,
-        stop_ids=model.answer_ends,
+        stop_ids=ends,
     )
     about = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(answer.created), "model": model.name}
     if body.stream:

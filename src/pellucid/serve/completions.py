@@ -88,12 +88,13 @@ def read_body(model: ServedModel, body: CompletionBody) -> tuple[list[list[int]]
 
 async def answer_completion(model: ServedModel, body: CompletionBody, request: Request) -> Response:
     """The response, whole or streamed."""
-    # a long text takes long to encode, and other streams go on meanwhile
-    prompts, sources = await asyncio.to_thread(read_body, model, body)
+    # a long text takes long to encode, as a large edit to read, and other streams go on meanwhile
+    prompts, sources, taps = await asyncio.to_thread(lambda: (*read_body(model, body), model.taps(body.edits)))
     answer = Answer(
         model,
         body,
         prompts,
+        taps=taps,
         max_tokens=16 if body.max_tokens is None else body.max_tokens,
         n=body.n_samples,
         n_top=body.logprobs if body.logprobs is not None else 0 if body.n_samples > (body.n or 1) else -1,
@@ -171,7 +172,7 @@ def completion_choice(index: int, text: str, logprobs: dict[str, Any] | None, re
 class EchoedPrompt:
     """A prompt as it is given back: the characters that each of its tokens completes, their names, and the text.
 
-    A tokenizer of another project may put a blank before every text, which its `decode` leaves out: neither the text
+    A tokenizer of another project may put a space before every text, which its `decode` leaves out: neither the text
     nor the tokens have it then.
     """
 
@@ -180,22 +181,22 @@ class EchoedPrompt:
         pieces = [characters.push(token) for token in ids]
         # what is generated begins with a character of its own
         pieces[-1] += characters.finish()
-        n = max(0, n_blanks("".join(pieces)) - n_blanks(model.tokenizer.decode(ids)))
-        self.pieces = without_blanks(pieces, n)
-        self.names = without_blanks([model.token_text(token) for token in ids], n)
+        n = max(0, n_spaces("".join(pieces)) - n_spaces(model.tokenizer.decode(ids)))
+        self.pieces = without_spaces(pieces, n)
+        self.names = without_spaces([model.token_text(token) for token in ids], n)
         self.text = "".join(self.pieces)
 
 
-def n_blanks(text: str) -> int:
-    """The number of blanks that a text begins with."""
+def n_spaces(text: str) -> int:
+    """The number of spaces that a text begins with."""
     return len(text) - len(text.lstrip(" "))
 
 
-def without_blanks(pieces: Sequence[str], n: int) -> list[str]:
-    """The pieces of a text without the `n` blanks that it begins with."""
+def without_spaces(pieces: Sequence[str], n: int) -> list[str]:
+    """The pieces of a text without the `n` spaces that it begins with."""
     shorter = []
     for piece in pieces:
-        here = min(n, n_blanks(piece))
+        here = min(n, n_spaces(piece))
         shorter.append(piece[here:])
         n -= here
     return shorter

@@ -5,8 +5,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator
 
+from pellucid.generate.readers import TapFactory
 from pellucid.serve.generation import TokenScore
-from pellucid.serve.protocol import Body, json_log_prob
+from pellucid.serve.protocol import Body, EditBody, json_log_prob
 from pellucid.serve.served import ServedModel
 from pellucid.text.chat_template import ChatError
 
@@ -67,6 +68,16 @@ def prompt_of(model: ServedModel, messages: Sequence[ChatMessage], answer_begun:
     return model.chat_template.encode(plain, model.tokenizer)
 
 
+def read_conversation(
+    model: ServedModel, messages: Sequence[ChatMessage], edits: Sequence[EditBody] | None, answer_begun: bool = False
+) -> tuple[list[int], frozenset[int], TapFactory]:
+    """The prompt, the tokens that end the answer, and what makes the edits.
+
+    A template and a large edit take long, so that this is called in a thread of its own.
+    """
+    return prompt_of(model, messages, answer_begun), model.answer_ends, model.taps(edits)
+
+
 def room_for_answer(model: ServedModel, prompt: Sequence[int], max_tokens: int | None) -> int:
     """How many tokens an answer may have: as many as asked for, or as the context has room for."""
     if max_tokens is not None:
@@ -75,7 +86,10 @@ def room_for_answer(model: ServedModel, prompt: Sequence[int], max_tokens: int |
 
 
 def token_log_prob(model: ServedModel, score: TokenScore) -> dict[str, Any]:
-    """OpenAI's entry for one token of an answer. The bytes of all entries, joined, are those of the text."""
+    """OpenAI's entry for one token of an answer.
+
+    The bytes of all entries, joined, begin with those of the text; where a stop string ended it, they go on.
+    """
     return {
         **describe_token(model, score.token, score.log_prob),
         "top_logprobs": [describe_token(model, token, log_prob) for token, log_prob in score.top],

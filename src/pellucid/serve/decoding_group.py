@@ -40,6 +40,11 @@ class DecodingGroup:
         self.generations[row] = self.generations[-1]
         self.generations.pop()
 
+    def clear(self) -> None:
+        """Take all sequences out of the batch."""
+        self.batch.clear()
+        self.generations.clear()
+
     def step(self) -> tuple[NextLogits, dict[int, Exception]]:
         """The logits of each row's next token, and what went wrong in the rows that have none.
 

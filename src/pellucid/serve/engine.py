@@ -8,6 +8,7 @@ masked model is asked for.
 
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -66,6 +67,8 @@ class Engine:
         self.n_allowed = tokenizer.n_vocab - sum(i >= n_vocab for i in tokenizer.special.values())
         self.waiting: deque[Generation] = deque()
         self.reading: deque[Generation] = deque()
+        #: the sequences that the current round computes
+        self.computed: list[Generation] = []
         self.jobs: deque[tuple[Iterator[None], Future]] = deque()
         self.generated_tokens = self.prompt_tokens = 0
         self.time_to_first_token, self.time_between_tokens = Histogram(SECONDS), Histogram(SECONDS)
@@ -151,7 +154,10 @@ class Engine:
                 if self.stopped or (self.draining and not self.busy):
                     break
             with evaluation_mode(self.network):
-                self.round()
+                try:
+                    self.round()
+                except Exception as error:
+                    self.round_failed(error)
         stopped = QueueFullError("the server stopped before this request was finished")
         for generation in [*self.waiting, *self.running()]:
             generation.emit(generation, stopped)
@@ -173,9 +179,35 @@ class Engine:
         with self.changed:
             while self.waiting and len(self.running()) < self.max_rows and self.has_room(self.waiting[0]):
                 self.admit(self.waiting.popleft())
+        self.computed = self.running()
         if self.jobs:
             self.advance_job()
         self.generate_round()
+        self.computed = []
+
+    def round_failed(self, error: Exception) -> None:
+        """A round failed outside of what it does for one sequence: end all that it computed, and serve others.
+
+        Where it computed none, what waits is ended, since the next round would fail in the same way.
+        """
+        traceback.print_exception(error)
+        ended, jobs = list(dict.fromkeys([*self.computed, *self.running()])), []
+        self.forget_running()
+        if not ended:
+            with self.changed:
+                ended, jobs = list(self.waiting), list(self.jobs)
+                self.waiting.clear()
+                self.jobs.clear()
+        for generation in ended:
+            generation.fail(error)
+        for _, future in jobs:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
+    def forget_running(self) -> None:
+        """Give all rows back, whatever state a round has left them in."""
+        self.computed = []
+        self.reading.clear()
 
     def has_room(self, generation: Generation) -> bool:
         """Whether there is memory for one sequence more."""

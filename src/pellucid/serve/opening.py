@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pellucid.generate.errors import GenerationError
+from pellucid.model.embed import NoReadout
 from pellucid.predictors.predictor import Predictor
 from pellucid.serve.batching import BatchingEngine
 from pellucid.serve.engine import Engine
@@ -46,7 +47,10 @@ def engine_for(model: Any, options: EngineOptions) -> Engine:
         return EncoderDecoderEngine(network, tokenizer, memory=options.memory, **limits, **computing)
     if a.attention.mask == "bidirectional" or a.readout == "none":
         refuse_computing(options, "a model that generates no text")
-        return Engine(network, tokenizer, n_ctx=a.n_ctx, n_vocab=a.n_vocab, **limits)
+        engine = Engine(network, tokenizer, n_ctx=a.n_ctx, n_vocab=a.n_vocab, **limits)
+        if a.readout == "none":
+            engine.no_text = NoReadout.why
+        return engine
     memory = {"memory": options.memory, "prefixes": options.prefixes}
     return BatchingEngine(network, tokenizer, **limits, **memory, **computing)
 
@@ -70,4 +74,5 @@ def describe_engine(engine: Engine) -> str:
             )
         said = f", {engine.said}" if isinstance(engine, EncoderDecoderEngine) else ""
         return f"{rows}, one after another{said}"
-    return "it generates no text, but fills masked tokens and embeds texts"
+    fills = "" if engine.network.architecture.readout == "none" else "fills masked tokens and "
+    return f"it generates no text, but {fills}embeds texts"

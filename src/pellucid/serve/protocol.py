@@ -130,6 +130,15 @@ class SamplingBody(Body):
         "dynatemp_range": (0, 0.0),
         "include_stop_str_in_output": (False,),
         "truncate_prompt_tokens": (),
+        "top_n_sigma": (-1, 0),
+        "samplers": ([],),
+        "min_keep": (0, 1),
+        "skip_special_tokens": (True,),
+        "return_tokens_as_token_ids": (False,),
+        "no_repeat_ngram_size": (0,),
+        "penalty_alpha": (0,),
+        "epsilon_cutoff": (0,),
+        "eta_cutoff": (0,),
     }
     #: llama.cpp's server and OpenAI's other routes
     renamed: ClassVar[dict[str, str]] = {"n_predict": "max_tokens", "max_output_tokens": "max_tokens"}

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from pellucid.serve.answer import Answer
-from pellucid.serve.conversation import MAX_MESSAGES, ChatMessage, prompt_of, room_for_answer, token_log_prob
+from pellucid.serve.conversation import MAX_MESSAGES, ChatMessage, read_conversation, room_for_answer, token_log_prob
 from pellucid.serve.protocol import MAX_ALTERNATIVES, SamplingBody
 from pellucid.serve.served import ServedModel
 from pellucid.serve.streams import DONE, CancellingStream, error_answer, server_event
@@ -86,9 +86,9 @@ class ResponsesBody(SamplingBody):
 
 async def answer_response(model: ServedModel, body: ResponsesBody, request: Request) -> Response:
     """The response, whole or as events."""
-    prompt = await asyncio.to_thread(prompt_of, model, body.messages)
+    prompt, ends, taps = await asyncio.to_thread(read_conversation, model, body.messages, body.edits)
     asked = room_for_answer(model, prompt, body.max_output_tokens)
-    answer = Answer(model, body, [prompt], max_tokens=asked, n_top=body.n_top, stop_ids=model.answer_ends)
+    answer = Answer(model, body, [prompt], taps=taps, max_tokens=asked, n_top=body.n_top, stop_ids=ends)
     growing = GrowingResponse(answer, body)
     if body.stream:
         return CancellingStream(answer, stream_response(growing))

@@ -58,6 +58,10 @@ class StepwiseEngine(Engine):
         super().drop_cancelled()
         self.keep([g for g in self.decoding if not g.cancelled])
 
+    def forget_running(self) -> None:
+        super().forget_running()
+        self.keep([])
+
     def keep(self, generations: list[Generation]) -> None:
         """Go on with these sequences."""
         self.decoding = generations
@@ -114,16 +118,16 @@ class PredictorEngine(StepwiseEngine):
             max_queue=max_queue,
             max_tokens=max_tokens,
         )
-        self.n_allowed = choices.n_vocab
+        self.n_allowed = self.n_known
 
     def check(self, generation: Generation) -> None:
         super().check(generation)
         if generation.taps is not NO_TAPS:
             raise GenerationError("edits: this model is no transformer, so it has no tensors to edit; leave edits out")
-        n, reach = len(generation.prompt_ids), int(self.network.reach)
-        if generation.echo and self.reads_windows and n > reach:
+        n = len(generation.prompt_ids)
+        if generation.echo and self.reads_windows and n > (longest := self.network.choices.n_ctx):
             raise TooLargeError(
-                f"the prompt has {n} tokens, and this model scores at most {reach} in one window: give a shorter one",
+                f"the prompt has {n} tokens, and this model scores at most {longest} in one window: give a shorter one",
                 "prompt",
             )
 

@@ -11,32 +11,33 @@ from pellucid.text.tokenizers.base import Tokenizer, TokenizerError
 class IdTokenizer(Tokenizer):
     """A stand-in tokenizer: a text is token ids in decimal digits, separated by white space, such as "17 4 250".
 
-    `end` is the id that ends a text. Where it is None, a text cannot begin with a separator and generation runs until
-    `max_new_tokens`.
+    `ends` are the ids that end a text, and the first of them is the separator. Without any, a text cannot begin with a
+    separator and generation runs until `max_tokens`.
     """
 
     kind, units = "ids", "ids"
     lossless = False
 
-    def __init__(self, n_vocab: int, end: int | None = None):
-        self.n_vocab, self.end, self.special = n_vocab, end, {}
+    def __init__(self, n_vocab: int, ends: Sequence[int] = ()):
+        self.n_vocab, self.special = n_vocab, {}
+        self._ends = list(ends)
 
     @property
     def separator(self) -> int:  # type: ignore[override]
-        if self.end is None:
+        if not self._ends:
             raise TokenizerError(
                 "this model has no tokenizer, and its files do not say which id ends a text: start with an id of "
                 "your own (generate), or with no separator (score: start='none')"
             )
-        return self.end
+        return self._ends[0]
 
     @property
     def ends(self) -> list[int]:
-        return [] if self.end is None else [self.end]
+        return list(self._ends)
 
     @cached_property
     def hash(self) -> str:
-        return hashlib.sha256(f"ids below {self.n_vocab}, end {self.end}".encode()).hexdigest()
+        return hashlib.sha256(f"ids below {self.n_vocab}, ends {self._ends}".encode()).hexdigest()
 
     def to_json(self) -> str:
         raise TokenizerError("this model has no tokenizer to write: load it with tokenizer=PATH")
@@ -50,7 +51,7 @@ class IdTokenizer(Tokenizer):
             if not re.fullmatch("[0-9]{1,9}", word) or int(word) >= self.n_vocab:
                 raise TokenizerError(
                     f"{word[:40]!r} is not a token id: this model has no tokenizer, so write ids from 0 to "
-                    f"{self.n_vocab - 1} separated by blanks, such as '1 0 2', or load it with tokenizer=PATH to "
+                    f"{self.n_vocab - 1} separated by spaces, such as '1 0 2', or load it with tokenizer=PATH to "
                     "write text"
                 )
             ids.append(int(word))

@@ -25,6 +25,7 @@ from pellucid.runs.device import (
     COMPILE_SECONDS,
     can_compile,
     compile_pays,
+    compiling_lacks,
     describe_device,
 )
 from pellucid.runs.length import resolve_intervals, resolve_steps
@@ -157,7 +158,7 @@ def autotune(
     passes   the numbers of passes that a step may have, the recipe's own among them; that one alone unless given
 
     The number of steps of a run of minutes, whose `pace` is started, is a first guess; see `plan_in_time`. Raises
-    RecipeError where train.compile = yes and there is no compiler.
+    RecipeError where train.compile = yes and what compiling needs is not there.
     """
     recipe = with_train(recipe, device=str(device))
     choice = Tuner(recipe, n_train, device, timer, poll, pace, passes).choose()
@@ -216,11 +217,9 @@ class Tuner:
 
     def choose(self) -> Choice:
         """The combination with which the run ends first; in a run of minutes, with which it takes the most steps."""
-        asked, compiler = self.recipe.train.compile, can_compile(self.device)
-        if asked == "yes" and not compiler:
-            raise RecipeError(
-                "train.compile = yes: there is no C++ compiler here (g++ or clang++): set it to no, or install one"
-            )
+        asked = self.recipe.train.compile
+        if asked == "yes" and not can_compile(self.device):
+            raise RecipeError(f"train.compile = yes: {compiling_lacks(self.device)}: set it to no")
         by_rule, lines = combinations(self.recipe, self.device)
         default, every = default_of(by_rule), by_rule
         if len(self.passes) > 1:
@@ -311,45 +310,66 @@ class Tuner:
         steps = self.timer.steps([c.applied(self.recipe) for c in combinations])
         return fastest_seconds(dict(zip(combinations, steps, strict=True)), budget, self.poll)
 
-    def time_compiled(self, timings: Timings, eager: list[Combination]) -> tuple[bool, str]:
+    def time_compiled(self, timings: Timings, eager: list[Combination]) -> tuple[bool, str, list[str]]:
         """Compile and time as many combinations as the run could win back, those first that are fastest without
         compilation, and add them to the timings. Of each precision and kernel only the best number of passes is
         compiled.
 
-        Returns whether compiling pays by what it usually saves, and a line about it.
+        Returns whether compiling pays by what it usually saves, a line about it, and a line for each combination whose
+        compiled step fails and which is left out (`compile_each`).
         """
         seconds = timings.seconds[timings.eager]
         steps = self.n_steps(seconds)
         pays, why = compile_pays(self.device, seconds, steps, self.assumed[0])
         if not pays or not self.timer.compiles:
-            return pays, why
+            return pays, why, []
         saves, cost = self.assumed
         most = int(saves * seconds * steps / (CLEAR_GAIN * cost))
         best: dict[tuple[str, str], Combination] = {}
         for c in timings.fastest:
             if c in eager and timings.seconds[c] <= FAR * seconds:
                 best.setdefault((c.precision, c.attention), c)
-        near = list(best.values())[:most]
-        if missing := [c for c in (replace(c, compiled=True) for c in near) if c not in timings.seconds]:
+        candidates = [replace(c, compiled=True) for c in list(best.values())[:most]]
+        left_out: list[str] = []
+        if missing := [c for c in candidates if c not in timings.seconds]:
             compared = [timings.eager, *missing]
             taken = dict(zip(compared, self.timer.steps([c.applied(self.recipe) for c in compared]), strict=True))
-            for combination in missing:
-                self.poll()
-                began = time.perf_counter()
+            left_out = self.compile_each(taken, timings)
+            if len(taken) > 1:
+                found = fastest_seconds(taken, ENOUGH, self.poll)
+                # other work on the machine may have come or gone since the first comparison
+                timings.seconds |= {c: found[c] * seconds / found[timings.eager] for c in taken if c.compiled}
+                timings.remembered = False
+        if left_out and not any(c in timings.seconds for c in candidates):
+            return False, "", left_out
+        return pays, why, left_out
+
+    def compile_each(self, taken: dict[Combination, Callable[[], None]], timings: Timings) -> list[str]:
+        """Take the first step of each compiled combination, and remove those that fail from `taken`.
+
+        Returns a line for each of these; where train.compile = yes, the error is raised.
+        """
+        lines = []
+        for combination in [c for c in taken if c.compiled]:
+            self.poll()
+            began = time.perf_counter()
+            try:
                 taken[combination]()
-                timings.compiling = max(timings.compiling, time.perf_counter() - began)
-            found = fastest_seconds(taken, ENOUGH, self.poll)
-            # other work on the machine may have come or gone since the first comparison
-            timings.seconds |= {c: found[c] * seconds / found[timings.eager] for c in missing}
-            timings.remembered = False
-        return pays, why
+            except RuntimeError as error:  # of the compiler, or of a graph that needs more memory than there is
+                if self.recipe.train.compile == "yes":
+                    raise
+                del taken[combination]
+                lines.append(f"not timed: {combination} (its first step failed: {first_line(error)})")
+                continue
+            timings.compiling = max(timings.compiling, time.perf_counter() - began)
+        return lines
 
     def fastest_of(
         self, timings: Timings, eager: list[Combination], default: Combination, seconds: float, lines: list[str]
     ) -> Choice:
         """The combination with which the steps of the run, and compiling it, take the least time."""
         asked = self.recipe.train.compile
-        pays, why = self.time_compiled(timings, eager) if asked != "no" else (False, "")
+        pays, why, left_out = self.time_compiled(timings, eager) if asked != "no" else (False, "", [])
         if len(timings.seconds) > 1 and not timings.remembered:
             remember(self.memory, timings)
         now = seconds / timings.seconds[default]  # what was remembered may be of a machine with less to do
@@ -367,7 +387,7 @@ class Tuner:
             saves, reserve = self.assumed
             chosen, per_step = replace(chosen, compiled=True), per_step * (1 - saves)
         said = f"step: {chosen}; {timings.told(known)}" + (f"; {why}" if why and not timed and asked == "auto" else "")
-        return Choice(chosen, [*lines, said], per_step, now * timings.seconds[timings.eager], reserve)
+        return Choice(chosen, [*lines, *left_out, said], per_step, now * timings.seconds[timings.eager], reserve)
 
     @property
     def memory(self) -> Path:
@@ -386,6 +406,12 @@ class Tuner:
         }
         digest = hashlib.sha256(json.dumps(shape, sort_keys=True, default=str).encode()).hexdigest()
         return cache_folder() / "steps" / f"{digest[:16]}.json"
+
+
+def first_line(error: RuntimeError) -> str:
+    """The first line of an error; of one that PyTorch's compiler has wrapped, that of the error inside."""
+    inner = getattr(error, "inner_exception", error)
+    return next(iter(str(inner).splitlines()), type(inner).__name__)
 
 
 def remember(path: Path, timings: Timings) -> None:

@@ -31,7 +31,7 @@ from pellucid.runs.interrupt import Interruption, Phase
 from pellucid.runs.options import RecipeError, TrainOptions, with_train
 from pellucid.runs.processes import ALONE, Processes
 from pellucid.runs.reporter import PlainReporter
-from pellucid.runs.run_dir import cache_folder
+from pellucid.runs.run_dir import cache_folder, check_cache
 from pellucid.text.chat_template import CHATML, CHATML_MARKERS, ChatTemplate
 from pellucid.text.read.chunks import counted
 from pellucid.text.read.conversations import Conversations, ConversationSplit, split_conversations
@@ -73,9 +73,15 @@ def default_vocabulary(n_bytes: int) -> int:
 
 
 def make_tokenizer(
-    recipe: TextRecipe, split: Split | PairSplit | ConversationSplit, interruption: Interruption
+    recipe: TextRecipe,
+    split: Split | PairSplit | ConversationSplit,
+    interruption: Interruption,
+    trust: bool = False,
 ) -> Tokenizer:
-    """The tokenizer that the recipe asks for, trained on the training part only. Raises Interrupted at a signal."""
+    """The tokenizer that the recipe asks for, trained on the training part only. Raises Interrupted at a signal.
+
+    `trust` accepts patterns of a file that are not known to be safe.
+    """
     asked = recipe.text.tokenizer
     n_vocab = (recipe.text.vocabulary or default_vocabulary(split.n_bytes)) if asked in LEARNED else None
     own = asked in get_args(Kind)
@@ -83,12 +89,12 @@ def make_tokenizer(
         raise RecipeError(
             f"{asked}: there is no such tokenizer; expected bpe, word, char, byte or the path of a tokenizer.json"
         )
-    how = {"pattern": recipe.text.pattern, "share": recipe.text.sample}
+    how = {"pattern": recipe.text.pattern, "sample": recipe.text.sample}
     if own:
         with interruption.phase("making the tokenizer", "characters") as phase:
             made = learn_run_tokenizer(asked, split, n_vocab, phase, **how)
     else:
-        made = load_tokenizer(asked)
+        made = load_tokenizer(asked, trust=trust)
     hides = recipe.train.objective == "masked" and made.mask is None
     return made.with_special(MASK) if hides else made
 
@@ -118,31 +124,37 @@ def read_input(
     recipe: Recipe,
     reporter: PlainReporter,
     tokenizer: Tokenizer | None,
+    template: ChatTemplate,
     interruption: Interruption,
     size: ChooseSizes | None = None,
-    template: ChatTemplate | None = None,
+    trust: bool = False,
 ) -> tuple[Recipe, Corpus | Pairs | Conversations, Tokens | PairTokens | ConversationTokens, Tokenizer]:
     """The recipe, with its sizes chosen where asked; and what was read, its tokens, and its tokenizer.
 
-    A tokenizer is trained unless one is given.
+    A tokenizer is trained unless one is given; conversations are written by the template; `trust` is that of
+    `make_tokenizer`.
 
     Raises Interrupted, with nothing left behind, when a signal comes.
     """
     if recipe.train.objective == "source-target":
-        return recipe, *read_pairs_to_train(recipe, reporter, tokenizer, interruption)
+        return recipe, *read_pairs_to_train(recipe, reporter, tokenizer, interruption, trust)
     if recipe.train.objective == "chat":
-        return read_conversations_to_train(recipe, reporter, tokenizer, template, interruption)
-    return read_text(recipe, reporter, tokenizer, interruption, size)
+        return read_conversations_to_train(recipe, reporter, tokenizer, template, interruption, trust)
+    return read_text(recipe, reporter, tokenizer, interruption, size, trust)
 
 
 def read_pairs_to_train(
-    recipe: Recipe, reporter: PlainReporter, tokenizer: Tokenizer | None, interruption: Interruption
+    recipe: Recipe,
+    reporter: PlainReporter,
+    tokenizer: Tokenizer | None,
+    interruption: Interruption,
+    trust: bool = False,
 ) -> tuple[Pairs, PairTokens, Tokenizer]:
     """The pairs, their ids in memory, and one tokenizer for both sides."""
     with interruption.phase("reading", "pairs") as phase:
         pairs = read_recipe_pairs(recipe, phase.stage)
     split = split_pairs(pairs, recipe.text.held_out, recipe.train.seed)
-    tokenizer = tokenizer or make_tokenizer(recipe, split, interruption)
+    tokenizer = tokenizer or make_tokenizer(recipe, split, interruption, trust)
     interruption.poll()
     with interruption.phase("encoding", "pairs") as phase:
         tokens = encode_pairs(split, tokenizer, phase.stage)
@@ -163,15 +175,15 @@ def read_conversations_to_train(
     recipe: Recipe,
     reporter: PlainReporter,
     tokenizer: Tokenizer | None,
-    template: ChatTemplate | None,
+    template: ChatTemplate,
     interruption: Interruption,
+    trust: bool = False,
 ) -> tuple[Recipe, Conversations, ConversationTokens, Tokenizer]:
     """Conversations, their ids in memory, and a tokenizer in which the template's markers are special tokens."""
     with interruption.phase("reading", "conversations") as phase:
         conversations = read_recipe_conversations(recipe, phase.stage)
     split = split_conversations(conversations, recipe.text.held_out, recipe.train.seed)
-    plain = tokenizer or make_tokenizer(recipe, split, interruption)
-    template = choose_template(recipe.text.chat_template, template)
+    plain = tokenizer or make_tokenizer(recipe, split, interruption, trust)
     missing = [marker for marker in CHATML_MARKERS if marker in template.source and marker not in plain.special]
     tokenizer = plain.with_special(*missing) if missing else plain
     if missing and recipe.base is not None:
@@ -258,8 +270,10 @@ def read_text(
     tokenizer: Tokenizer | None,
     interruption: Interruption,
     size: Callable[[TextRecipeT, Split, Phase], tuple[TextRecipeT, list[str]]] | None = None,
+    trust: bool = False,
 ) -> tuple[TextRecipeT, Corpus, Tokens, Tokenizer]:
     """The recipe, with its sizes chosen where asked; the corpus, its tokens on disk, and the tokenizer."""
+    check_cache()
     with interruption.phase("reading", "bytes") as phase:
         corpus = read_recipe_text(recipe, phase.stage)
     with interruption.phase("choosing what is held out") as phase:
@@ -267,7 +281,7 @@ def read_text(
     if size is not None:
         with interruption.phase("choosing the size") as phase:
             recipe, why = size(recipe, split, phase)
-    tokenizer = tokenizer or make_tokenizer(recipe, split, interruption)
+    tokenizer = tokenizer or make_tokenizer(recipe, split, interruption, trust)
     interruption.poll()
     with interruption.phase("encoding", "bytes") as phase:
         tokens = prepare_tokens(split, tokenizer, cache_folder(), progress=phase.stage)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pellucid.runs.options import Options, RecipeError, refuser
 from pellucid.text.read.find import ReadOptions
-from pellucid.text.tokenizers.tokenizer import LEARNED
+from pellucid.text.tokenizers.tokenizer import LEARNED, LEAST_VOCABULARY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,9 @@ class TextOptions(Options):
         refuse_unless(self.vocabulary >= 0, "vocabulary", "a number of ids, or 0 to have it chosen")
         learned = self.tokenizer in LEARNED or not self.vocabulary
         refuse_unless(learned, "vocabulary", f"0 where text.tokenizer = {self.tokenizer}, which does not learn one")
+        least, which = LEAST_VOCABULARY.get(self.tokenizer, (0, ""))
+        expected = f"at least {least} where text.tokenizer = {self.tokenizer}: {which}"
+        refuse_unless(not self.vocabulary or self.vocabulary >= least, "vocabulary", expected)
         ReadOptions(format=self.format, encoding=self.encoding)
         refuse_unless(0 < self.sample <= 1, "sample", "a share above 0, and 1 for all of the text")
         sampled = self.tokenizer in LEARNED or self.sample == 1

@@ -94,7 +94,7 @@ class MaskedData(TokenData):
 
     def __init__(self, tokens: Tokens, recipe: Recipe, device: torch.device):
         super().__init__(tokens, recipe, device)
-        tokenizer = load_tokenizer(tokens.folder)
+        tokenizer = load_tokenizer(tokens.folder, trust=True)  # its own, which has encoded the text
         if tokenizer.mask is None:
             raise RecipeError(f"train.objective = masked hides tokens, and the tokenizer has no {MASK} to put there")
         self.mask_id, self.mask_share = tokenizer.mask, recipe.train.mask_share

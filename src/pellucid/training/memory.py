@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from pellucid.model.dropout import draw_by_sample
 from pellucid.parameter_counts import count_parameters
-from pellucid.runs.device import memory_bytes
+from pellucid.runs.device import free_bytes
 from pellucid.runs.optimizer import make_optimizer
 from pellucid.runs.options import RecipeError, with_train
 from pellucid.runs.processes import ALONE, Processes
@@ -105,7 +105,7 @@ def check_memory(recipe: Recipe, device: torch.device, processes: Processes = AL
 
     Of a network that processes divide a lower bound is computed; `pellucid plan --processes` says more.
     """
-    trained, have = n_trained(recipe), memory_bytes(device)
+    trained, have = n_trained(recipe), free_bytes(device)
     a, t = recipe.model, recipe.train
     quick = training_bytes(a, t.batch, t.precision, trained)
     # a lower bound: weights, gradients, one average of each, and the input of every block
@@ -120,9 +120,10 @@ def check_memory(recipe: Recipe, device: torch.device, processes: Processes = AL
     if need > have:
         source = f" and sources of up to {recipe.model.encoder.n_ctx}" if recipe.model.encoder else ""
         here = f" in {processes.n_here} processes of this machine" if processes.divides_weights else ""
+        free = " free" if device.type == "cuda" else ""
         raise RecipeError(
             f"training this would need about {need / 2**30:.1f} GiB{here} and {device.type} has "
-            f"{have / 2**30:.1f} GiB: {count_parameters(a)['total']:,} parameters, {t.batch} sequences of "
+            f"{have / 2**30:.1f} GiB{free}: {count_parameters(a)['total']:,} parameters, {t.batch} sequences of "
             f"{a.n_ctx} tokens{source} a micro-batch. Make d_model, n_layers, n_ctx or batch smaller, or set "
             "recompute=yes"
         )

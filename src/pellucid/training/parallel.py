@@ -46,7 +46,7 @@ from pellucid.model.mlp import PlainMLP
 from pellucid.model.norm import ScaledNorm
 from pellucid.model.positions import Alibi, Relative
 from pellucid.model.tables import Table
-from pellucid.runs.device import compile_block
+from pellucid.runs.device import compile_block, resolve_device
 from pellucid.runs.options import RecipeError, TrainOptions
 from pellucid.runs.processes import Processes, world_size
 from pellucid.training.build import undivided
@@ -87,6 +87,8 @@ class Cluster(Processes):
 
     def arrange(self, recipe: Recipe) -> None:
         layout, t = recipe.parallel, recipe.train
+        # a launcher that does not set it shows each process its own GPU alone
+        check_gpus(t.device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         self.layout, self.n_shares = layout, layout.replicate * layout.shard
         self.n_parts = layout.shard * layout.tensor
         self.part_number = self.rank % self.n_parts + 1
@@ -228,7 +230,7 @@ def joined() -> Iterator[Processes]:
     """This process joined to the others that the launcher has started; it reads RANK, WORLD_SIZE and MASTER_ADDR."""
     has_cuda = torch.cuda.is_available()
     if has_cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        take_own_gpu()
     backend = "cpu:gloo,cuda:nccl" if has_cuda else "gloo"
     n, store = world_size(), own_store()
     dist.init_process_group(backend, timeout=HANGING, rank=rank_of_process(), world_size=n, store=store)
@@ -244,6 +246,37 @@ def joined() -> Iterator[Processes]:
         raise (cluster.hang_error(error) or error) from None
     finally:
         cluster.leave(done)
+
+
+def take_own_gpu() -> None:
+    """Make the GPU with the number of this process on its machine the current one.
+
+    Without such a GPU nothing is done: the run may be one on the CPU, and `check_gpus` refuses it otherwise.
+    """
+    number = int(os.environ.get("LOCAL_RANK", "0"))
+    if number < torch.cuda.device_count():
+        torch.cuda.set_device(number)
+
+
+def check_gpus(word: str, n_here: int) -> None:
+    """Raise RecipeError where processes that train on GPUs do not have one each.
+
+    word    the recipe's device
+    n_here  processes of this machine
+    """
+    device = resolve_device(word)
+    if device.type != "cuda":
+        return
+    if device.index is not None:
+        raise RecipeError(
+            f"train.device = {word} is one GPU, and each of several processes takes its own: give --device cuda"
+        )
+    n_gpus = torch.cuda.device_count()
+    if n_here > n_gpus:
+        raise RecipeError(
+            f"{n_here} processes need {n_here} GPUs, and this machine has {n_gpus}: give --processes {n_gpus} or "
+            "--device cpu"
+        )
 
 
 def rank_of_process() -> int:

@@ -27,6 +27,7 @@ from pellucid.runs.options import (
     with_train,
 )
 from pellucid.text.read.conversations import holds_conversations
+from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import Kind
 from pellucid.training.config import ADAPTING, CONTINUING, EARLIER, AdapterOptions, Base, ParallelOptions
 from pellucid.training.config import TextOptions as TextOptions
@@ -118,7 +119,7 @@ def make_recipe(
     else:
         name, from_file = _preset_and_fields(preset_name, start)
         base = Recipe(inputs=inputs, model=preset(name or default_preset))
-        recipe = with_fields(base, with_objective(inputs, {**from_file, **changes}))
+        recipe = with_fields(base, with_objective(inputs, with_changes(from_file, changes)))
     check_tokenizer(recipe.text)
     return recipe
 
@@ -131,10 +132,12 @@ def as_new(recipe: Recipe, inputs: tuple[str, ...]) -> Recipe:
 
 def with_objective(inputs: tuple[str, ...], changes: dict[str, Any]) -> dict[str, Any]:
     """`changes`, with the objective `chat` where the inputs are conversations and neither it nor a field is named."""
-    named = {full_name(name) for name in changes}
-    if named & {"train.objective", "text.field"} or not holds_conversations(inputs):
+    named = {full_name(name): value for name, value in changes.items()}
+    if named.keys() & {"train.objective", "text.field"}:
         return changes
-    return {**changes, "train.objective": "chat"}
+    include, exclude = (str(named.get(f"text.{name}", "")) for name in ("include", "exclude"))
+    reading = ReadOptions(include=include, exclude=exclude)
+    return {**changes, "train.objective": "chat"} if holds_conversations(inputs, reading) else changes
 
 
 def check_tokenizer(text: TextOptions) -> None:
@@ -160,11 +163,11 @@ def make_recipe_on(
     name, from_start = _preset_and_fields(None, start)
     objective = "source-target" if architecture.encoder else MASK_OBJECTIVE[architecture.attention.mask]
     base = with_train(Recipe(inputs=inputs, model=architecture), objective=objective)
-    asked = with_objective(inputs, {**from_start, **changes})
+    asked = with_objective(inputs, with_changes(from_start, changes))
     made = with_fields(base, {**CONTINUING, **asked})
     if made.adapt.rank:
         made = with_fields(base, {**ADAPTING, **asked})
-    fixed = ("model.", "text.tokenizer", "text.vocabulary")
+    fixed = ("model.", "text.tokenizer", "text.vocabulary", "text.pattern", "text.sample")
     free = ("model.dropout", "model.n_ctx") if architecture.positions.kind != "learned" else ("model.dropout",)
     wrong = [line for line in differences(base, made) if line.startswith(fixed) and not line.startswith(free)]
     if name or wrong:
@@ -188,6 +191,20 @@ def _preset_and_fields(preset_name: str | None, start: Recipe | Path | None) -> 
     if name is not None and preset_name not in (None, name):
         raise RecipeError(f"the preset is given twice, {preset_name} and, in {start}, {name}: give one of them")
     return preset_name or name, from_file
+
+
+def with_changes(from_recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a recipe with `changes` over them: files to hold out replace the recipe's share and its rule of
+    choosing it, and a share replaces its files.
+    """
+    named = {full_name(name) for name in changes}
+    own = {full_name(name): value for name, value in from_recipe.items()}
+    replaced: set[str] = set()
+    if "text.held_out_files" in named:
+        replaced = {"text.held_out", "text.split"}
+    elif "text.held_out" in named and own.get("text.held_out_files"):
+        replaced = {"text.held_out_files", "text.split"}
+    return {name: value for name, value in from_recipe.items() if full_name(name) not in replaced} | dict(changes)
 
 
 def take_length(changes: Mapping[str, Any], length: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -305,7 +322,7 @@ def check_changes(changes: Mapping[str, Any], start: Recipe | Path | None = None
     `make_recipe_on` checks what depends on the architecture.
     """
     _, from_start = _preset_and_fields(None, start)
-    named = {full_name(name): value for name, value in {**from_start, **changes}.items()}
+    named = {full_name(name): value for name, value in with_changes(from_start, changes).items()}
     of_training = {name: value for name, value in named.items() if not name.startswith("model.")}
     checked = with_fields(Recipe(inputs=(), model=preset("small")), with_objective(inputs, of_training))
     if checked.train.mix == "auto":
@@ -410,7 +427,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def differences(old: Recipe, new: Recipe) -> list[str]:
     """The fields in which two recipes differ, one line each; `--resume` may change none of them.
 
-    The layout of the processes and the tracker are none of them: they change nothing that is computed.
+    The layout of the processes and the tracker are none of them: they change nothing that is computed. The device and
+    the compilation are none either: they change its last digits.
     """
-    a, b = (_flat({**with_train(recipe, track="no").to_dict(), "parallel": {}}) for recipe in (old, new))
+    same = {"track": "no", "device": "auto", "compile": "auto"}
+    a, b = (_flat({**with_train(recipe, **same).to_dict(), "parallel": {}}) for recipe in (old, new))
     return [f"{k}: {a.get(k)} in the run, {b.get(k)} asked for" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]

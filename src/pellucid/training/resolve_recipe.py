@@ -15,7 +15,7 @@ from pellucid.model.lora import adapt
 from pellucid.model.weights import trained_state, without_memory
 from pellucid.parameter_counts import count_parameters
 from pellucid.runs.optimizer import NGRAM_WEIGHT_DECAY, WEIGHT_DECAYS
-from pellucid.runs.options import with_train
+from pellucid.runs.options import RecipeError, with_train
 from pellucid.text.read.chunks import counted
 from pellucid.training.objectives import CHUNK, MANY_LOGITS
 from pellucid.training.recipe import Recipe
@@ -122,6 +122,28 @@ def possible_passes(recipe: Recipe, device: torch.device, shares: int = 1) -> tu
     fewer = next((n for n in range(own - 1, 0, -1) if divides(n)), own)
     more = next((n for n in range(own + 1, most + 1) if divides(n)), own)
     return tuple(sorted({fewer, own, more}))
+
+
+def divided_anew(recipe: Recipe, shares: int) -> Recipe:
+    """The recipe of a run that is resumed, with its step in other passes where `shares` processes do not divide the
+    rows of one: of the numbers of rows that they divide, the one nearest to the run's own. The step is the same.
+
+    Raises RecipeError where they do not divide the rows of the whole step.
+    """
+    t = recipe.train
+    rows = t.batch * t.accumulate
+    if t.batch % shares == 0:
+        return recipe
+    if rows % shares:
+        fewer = max(n for n in range(1, shares) if rows % n == 0)
+        raise RecipeError(
+            f"a step has {rows:,} rows, which parallel.replicate x parallel.shard = {shares} processes cannot divide: "
+            f"resume with a number of them that divides {rows:,}, such as {fewer}"
+        )
+    each = rows // shares
+    batches = [shares * n for n in range(1, each + 1) if each % n == 0]
+    batch = min(batches, key=lambda n: abs(n - t.batch))
+    return with_train(recipe, batch=batch, accumulate=rows // batch)
 
 
 def resolve_weight_decay(recipe: Recipe, n_train: int) -> tuple[Recipe, str]:

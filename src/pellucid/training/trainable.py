@@ -38,6 +38,7 @@ from pellucid.training.build import (
     build_network,
     choose_for_device,
     choose_kernel,
+    choose_template,
     describe_adapters,
     describe_model,
     describe_step,
@@ -52,7 +53,7 @@ from pellucid.training.counted_weights import counted_weights, resolve_first_wei
 from pellucid.training.data import make_data
 from pellucid.training.expert_use import ExpertUse
 from pellucid.training.few_layers import few_layers, network_to_time
-from pellucid.training.load import as_trained, keep_first
+from pellucid.training.load import as_trained, keep_base, keep_first
 from pellucid.training.memory import check_memory, passes_that_fit
 from pellucid.training.objectives import MicroBatch, autocast, losses_and_hits, with_dropout_by_sample
 from pellucid.training.recipe import Recipe, TextRecipeT
@@ -157,6 +158,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
     checks        what is measured before the first step
     choose_sizes  decides sizes that the recipe leaves open
     processes     that train together
+    trust         accept patterns of the tokenizer that are not known to be safe
     """
 
     network: Transformer
@@ -174,28 +176,34 @@ class TransformerTrainable(TextTrainable[Recipe]):
         checks: PreRunChecks | None = None,
         choose_sizes: ChooseSizes | None = None,
         processes: Processes = ALONE,
+        trust: bool = False,
     ):
         self.recipe, self.sampler, self.weights, self.processes = recipe, sampler, weights, processes
         self.checks, self.choose_sizes = checks, choose_sizes
-        self.known_tokenizer, self.chat_template = tokenizer, chat_template
+        self.known_tokenizer, self.chat_template, self.trust = tokenizer, chat_template, trust
         self.check_files: dict[str, Any] = {}
         self.expert_use: ExpertUse | None = None
         self.counted: dict[str, torch.Tensor] = {}
 
     def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
         resolve_device(self.recipe.train.device)  # refused before the text is read
-        self.recipe = replace(self.recipe, parallel=self.recipe.parallel.divided(self.processes.n))
+        layout = self.recipe.parallel.divided(self.processes.n)
+        self.recipe = replace(self.recipe, parallel=layout)
+        if run_dir and self.processes.n > 1:
+            self.recipe = resolve.divided_anew(self.recipe, layout.replicate * layout.shard)
         self.processes.arrange(self.recipe)
         if self.processes.n > 1:
-            layout = ", ".join(f"parallel.{name} = {n}" for name, n in self.recipe.parallel.sizes.items())
-            reporter.start([f"processes: {self.processes.n} ({layout})"])
+            named = ", ".join(f"parallel.{name} = {n}" for name, n in layout.sizes.items())
+            reporter.start([f"processes: {self.processes.n} ({named})"])
         if run_dir or self.choose_sizes is None:
             self.processes.check_sizes(self.recipe.model, run_dir is not None, self.recipe.new_ids)
-        known = load_tokenizer(run_dir) if run_dir else self.known_tokenizer
-        template = read_chat_template(run_dir) if run_dir else self.chat_template
+        known = load_tokenizer(run_dir, trust=self.trust) if run_dir else self.known_tokenizer
+        # a resumed run has a copy of its template: the file that it was read from may have changed
+        own = read_chat_template(run_dir) if run_dir else None
+        template = own or choose_template(self.recipe.text.chat_template, self.chat_template)
         sizes = None if run_dir else self.choose_sizes
         self.recipe, self.corpus, self.tokens, self.tokenizer = read_input(
-            self.recipe, reporter, known, interruption, sizes, template
+            self.recipe, reporter, known, template, interruption, sizes, self.trust
         )
 
     def prepare(self, interruption: Interruption, pace: Pace | None) -> list[str]:
@@ -262,6 +270,8 @@ class TransformerTrainable(TextTrainable[Recipe]):
             write_chat_template(folder, self.tokens.template)
         if self.weights is not None and not self.recipe.adapt.rank:
             keep_first(folder, self.weights)
+        if self.recipe.adapt.rank:
+            keep_base(self.recipe.base)
 
     def check_memory(self) -> None:
         check_memory(self.recipe, self.device, self.processes)

@@ -12,7 +12,7 @@ from pellucid.runs.checkpoint import named_checkpoint
 from pellucid.runs.device import resolve_device
 from pellucid.runs.live_reporter import make_reporter
 from pellucid.runs.options import RecipeError
-from pellucid.runs.pipeline import NO_FOLDER, Run, resume_run, start_run
+from pellucid.runs.pipeline import NO_FOLDER, Run, computed_here, resume_run, start_run
 from pellucid.runs.reporter import QuietReporter
 from pellucid.training.kinds import check_loader
 from pellucid.vision.data import read_images
@@ -78,7 +78,7 @@ def train_images(
 
     fields   single fields, as text or typed: patch, d_model, n_layers, n_heads; batch, learning_rate, weight_decay,
              seed and others of train.*; held_out, the share of the images that is never trained on
-    resume   continue the run in `out` exactly; a length makes it longer
+    resume   continue the run in `out` exactly; a length makes it longer, and of the fields the device may change
     minutes, steps, epochs   the length, at most one; 40 epochs unless given
 
     The loss, in nats per image, is measured after every epoch. Raises ValueError, with nothing written, when the file
@@ -95,16 +95,17 @@ def train_images(
     if out is None:
         raise RecipeError(NO_FOLDER)
     written = ImageRecipe.read(Path(out))
-    if fields:
-        raise RecipeError(f"{out} cannot be resumed with other options: leave out {', '.join(fields)}")
+    words = {name.removeprefix("train."): value for name, value in (fields or {}).items()}
+    if other := [name for name in fields or {} if name.removeprefix("train.") != "device"]:
+        raise RecipeError(f"{out} cannot be resumed with other options: leave out {', '.join(other)}")
     if tokens:
         raise RecipeError("an image classifier reads no tokens: give its length in epochs, steps or minutes")
     if not written.segments:
         raise RecipeError(
-            f"{out} was trained by version 0.1.0, whose checkpoints of image classifiers hold no optimizer state, so "
-            "training cannot continue exactly: start a new run. pellucid.load_images still opens this one"
+            f"{out} was trained by an earlier version, whose checkpoints of image classifiers hold no optimizer state, "
+            "so training cannot continue exactly: start a new run. pellucid.load_images still opens this one"
         )
-    recipe = replace(written, inputs=paths or written.inputs)
+    recipe = computed_here(replace(written, inputs=paths or written.inputs), words, reporter)
     return resume_run(ImageTrainable(recipe), Path(out), length, reporter, written)
 
 

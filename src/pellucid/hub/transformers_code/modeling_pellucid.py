@@ -35,7 +35,7 @@ from pellucid.hub.transformers_code.inputs_pellucid import (
     past_length,
     real_tokens,
 )
-from pellucid.model.attention import choose_attention_kernel
+from pellucid.model.attention import MultiHeadAttention, choose_attention_kernel
 from pellucid.model.embed import Unembed
 from pellucid.model.tables import Table
 from pellucid.model.tap import OFF, Recorder, Tap
@@ -68,6 +68,8 @@ class PellucidPreTrainedModel(PreTrainedModel):
     config: PellucidConfig
     config_class = PellucidConfig
     _supports_sdpa = True
+    # blocks read tables of the network, so that device_map="auto" leaves all of it on one device
+    _no_split_modules: Any = ("Transformer",)
 
     def __init__(self, config: PellucidConfig):
         super().__init__(config)
@@ -109,6 +111,8 @@ class PellucidPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, Unembed):
             nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, MultiHeadAttention) and module.sinks is not None:
+            nn.init.normal_(module.sinks, std=0.02)
         if isinstance(module, Table):
             dtype = torch.promote_types(module.values.dtype, torch.float32)
             module.values = module.exact.to(module.values.device, dtype)

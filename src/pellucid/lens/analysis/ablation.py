@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pellucid.lens.analysis.metrics import Metric, PreparedMetric
 from pellucid.lens.analysis.patching import MOST
+from pellucid.lens.analysis.steering import check_has_mean
 from pellucid.lens.core.forward import frozen_network
 from pellucid.lens.core.inputs import InputError, InputOptions, Texts, read_inputs
 from pellucid.lens.core.recording import Recording
@@ -61,7 +62,8 @@ def ablate(
                row b of `reference` or, without one, the text before
     reference  texts to take means or samples from; the texts themselves unless given
 
-    Zero gives the model inputs that it never had in training; mean and resample less so. Raises InputError.
+    Zero gives the model inputs that it never had in training; mean and resample less so. Scores that the mask hides
+    (-inf) stay so. Raises InputError, also for the mean of scores and patterns, whose rows differ in length.
     """
     if kind not in ("zero", "mean", "resample"):
         raise InputError(f"kind = {kind!r}: expected zero, mean or resample")
@@ -69,6 +71,9 @@ def ablate(
     names = [f"blocks.{layer}.{site}" for layer in chosen]
     t = Recording(network, tokenizer, read_inputs(network, tokenizer, texts, **options))
     names = [t.full_name(name) for name in names]
+    if kind == "mean":
+        for name in names:
+            check_has_mean(name)
     other = (
         t if reference is None else Recording(network, tokenizer, read_inputs(network, tokenizer, reference, **options))
     )
@@ -108,14 +113,15 @@ def _layer(t: Recording, metric: PreparedMetric, name: str, value: Tensor) -> Te
         some = heads[first : first + at_once]
 
         def put(x: Tensor, some: list[int] = some) -> Tensor:
-            x = x.clone()
+            ablated = x.clone()
             for k, head in enumerate(some):  # the rows of one text are adjacent, one for each head
-                rows = x[k :: len(some)]
+                rows = ablated[k :: len(some)]
                 if by_head:
                     rows[:, head] = value[:, head] if value.size(1) > 1 else value[:, 0]
                 else:
                     rows[:] = value
-            return x
+            # whatever the scores become, no query reads a key that the mask hides
+            return torch.where(x == -torch.inf, x, ablated) if name.endswith(".scores") else ablated
 
         x = t[f"blocks.{layer}.resid_pre"].repeat_interleave(len(some), 0)
         tap, reading = Recorder(edits={name: [put]}), t.passes[""].repeated(len(some))

@@ -1,13 +1,13 @@
 """Attribution: logits and scores as sums over the parts that the network wrote into the stream."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from pellucid.lens.analysis.readout import about_the_readout, readout_of
+from pellucid.lens.analysis.readout import about_the_readout, is_readout_edited, readout_of
 from pellucid.lens.analysis.residual import (
     By,
     Decomposition,
@@ -42,12 +42,14 @@ class Attribution:
     """A logit, or the difference of two, as a sum: `values` [part], one for each of `labels`.
 
     target     the token, or `one - other`
-    tokens     the texts of the positions that labels such as `blocks.1.attn.head.3 <- 5` refer to
+    tokens     the texts of the positions that labels such as `blocks.1.attn.head.3 <- 5` refer to; those of
+               `blocks.1.cross.head.3 <- 5` refer to positions of the source, whose texts `source_tokens` has
     logit      the number that is split; `total` is the sum of the parts. Where `logit_cap` caps the logits this is
                the logit before the cap
     after_cap  the network's logit after the cap; None without one
     note       which functions were frozen besides the norms' scales (the activation of the bert readout), and
                the cap; "" where there are none
+    source_tokens   the texts of the source's positions; empty without an encoder
     """
 
     target: str
@@ -58,6 +60,7 @@ class Attribution:
     logit: float
     after_cap: float | None = None
     note: str = ""
+    source_tokens: list[str] = field(default_factory=list)
 
     @property
     def total(self) -> float:
@@ -120,14 +123,13 @@ def attribute(
         labels.append("unembed.bias")
         values.append(difference(readout.b_U)[None])
     logit, flat = float(difference(t.logits_before_cap()[row, position])), torch.cat(values)
-    edited_at = ("final_norm", "final_norm.normalized") + (() if t.architecture.logit_cap else ("logits",))
-    if any(e.name in edited_at for e in t.edits):
+    if is_readout_edited(t):
         labels, flat = [*labels, "readout (edited)"], torch.cat([flat, (logit - flat.sum())[None]])
     after_cap = float(difference(t.logits[row, position])) if t.architecture.logit_cap else None
     target = t.spell(one) if other is None else f"{t.spell(one)} - {t.spell(other)}"
-    fed = t.spelled(row)
+    fed, source = t.spelled(row), t.source_tokens[row] if t.inputs.source is not None else []
     note = about_the_readout(t)
-    return Attribution(target, position, fed, _numbered(labels, values), flat, logit, after_cap, note)
+    return Attribution(target, position, fed, _numbered(labels, values), flat, logit, after_cap, note, source)
 
 
 def _numbered(labels: list[str], values: list[Tensor]) -> list[str]:

@@ -46,5 +46,5 @@ def saliency(t: Recording, metric: Metric | Callable[[Tensor], Tensor], name: st
 
     `metric` is as for `gradient`. To first order this is the loss of the metric if the tensor were 0 there.
     """
-    slope = gradient(t, metric, name)[name]
-    return (t[name] * slope).sum(-1)
+    full = t.full_name(name)
+    return (t[full] * gradient(t, metric, full)[full]).sum(-1)

@@ -44,8 +44,13 @@ class Heads:
     scores: dict[str, Tensor]
 
     def best(self, kind: str) -> tuple[int, int]:
-        """The head (layer, head) with the highest score of a kind."""
+        """The head (layer, head) with the highest score of a kind. Raises InputError where no head has one."""
         self._check(kind)
+        if self.scores[kind].isnan().all():
+            raise InputError(
+                f"no head has the score {kind!r}: no query of {self.text!r:.80} has such a key; give a text that is "
+                "longer or repeats its tokens, or no text"
+            )
         scores = self.scores[kind].nan_to_num(-torch.inf)
         layer, head = divmod(int(scores.argmax()), scores.size(1))
         return layer, head
@@ -76,22 +81,30 @@ def detect_heads(
     tokenizer: Tokenizer | None = None,
     text: Texts | None = None,
     *,
-    rows: int = 4,
+    rows: int | None = None,
     period: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     kinds: Sequence[HeadScore] = KINDS,
     **options: Unpack[InputOptions],
 ) -> Heads:
     """Score every head on `rows` sequences of random tokens, each repeated once after `period` tokens, or on a text.
 
     text    a text, texts or ids, in place of the random tokens
+    rows    4 unless given
     period  half the context, at most 32, unless given; the tokens of a period differ where the vocabulary is large
-    enough
+            enough
+    seed    of the random tokens, 0 unless given
     kinds   the scores to compute; copying takes by far the longest, a product with the vocabulary for each head
+    bos     True: the random tokens come after what the tokenizer puts before a text, or after the separator
+            (`Tokenizer.opening`); for a text, and with the other options, as in `read_inputs`
 
-    Raises InputError for periods that do not fit, and for encoder-decoders without a text and its source.
+    Raises InputError for periods that do not fit, for encoder-decoders without a text and its source, and for options
+    that would be ignored: rows, period and seed with a text, all but bos without one.
     """
     if text is not None:
+        of_random = {"rows": rows, "period": period, "seed": seed}
+        if ignored := [name for name, value in of_random.items() if value is not None]:
+            raise InputError(f"{ignored[0]} is for random tokens, but a text was given: leave {ignored[0]} or text out")
         shown = text if isinstance(text, str) else "texts"
         return head_scores(
             Recording(network, tokenizer, read_inputs(network, tokenizer, text, **options)), shown, kinds
@@ -99,14 +112,33 @@ def detect_heads(
     a = network.architecture
     if a.encoder is not None:
         raise InputError("an encoder-decoder needs a text and a source: give text=... and source=...")
-    n = min(a.n_ctx // 2, 32) if period is None else period
-    if not 1 <= n <= a.n_ctx // 2:
-        raise InputError(f"period = {n}: expected two periods to fit into the context of {a.n_ctx}")
+    if ignored := [name for name, value in options.items() if value is not None and name != "bos"]:
+        raise InputError(f"{ignored[0]} is for a text, but none was given: give text=..., or leave {ignored[0]} out")
+    lead = _opening(tokenizer) if options.get("bos") else []
+    n = _fitting_period(a.n_ctx, len(lead), period)
     n_tokens = a.n_vocab if tokenizer is None else min(a.n_vocab, tokenizer.n_vocab)
-    tokens = repeated_tokens(n_tokens, rows, n, seed).to(network.embed.token.weight.device)
-    return head_scores(
-        Recording(network, tokenizer, Inputs(tokens, (2 * n,) * rows)), f"{n} random tokens, twice", kinds
-    )
+    tokens = repeated_tokens(n_tokens, 4 if rows is None else rows, n, 0 if seed is None else seed)
+    tokens = torch.cat([torch.tensor(lead, dtype=torch.long).expand(len(tokens), -1), tokens], 1)
+    inputs = Inputs(tokens.to(network.embed.token.weight.device), (tokens.size(1),) * len(tokens))
+    shown = f"{n} random tokens, twice" + (", after the tokenizer's opening" if lead else "")
+    return head_scores(Recording(network, tokenizer, inputs), shown, kinds)
+
+
+def _fitting_period(n_ctx: int, n_lead: int, period: int | None) -> int:
+    """The period, of which two fit behind n_lead tokens. Raises InputError for one that does not fit."""
+    room = n_ctx - n_lead
+    n = min(room // 2, 32) if period is None else period
+    if not 1 <= n <= room // 2:
+        behind = f", {n_lead} of which bos=True takes" if n_lead else ""
+        raise InputError(f"period = {n}: expected two periods to fit into the context of {n_ctx}{behind}")
+    return n
+
+
+def _opening(tokenizer: Tokenizer | None) -> list[int]:
+    """What is read before a text with bos=True. Raises InputError without a tokenizer."""
+    if tokenizer is None:
+        raise InputError("bos=True was given, but this network has no tokenizer: leave bos out")
+    return tokenizer.opening
 
 
 def repeated_tokens(n_vocab: int, rows: int, period: int, seed: int) -> Tensor:

@@ -49,7 +49,7 @@ class PreparedMetric:
     def __call__(self, logits: Tensor) -> Tensor:
         """The metric from the logits of all rows, [b, n, v] -> [b]."""
         rows = torch.arange(logits.size(0), device=logits.device)
-        return self.measure(logits if self.places is None else logits[rows, self.places], rows)
+        return self.measure(_precise(logits if self.places is None else logits[rows, self.places]), rows)
 
     def of_stream(self, x: Tensor, rows: Tensor, start: int = 0) -> Tensor:
         """The metric from streams after the last block, [r, n - start, m] -> [r]; row r belongs to the trace's row
@@ -59,10 +59,15 @@ class PreparedMetric:
         """
         network = self.t.network
         if self.places is None:
-            return self.measure(network.unembed(network.final_norm(x)), rows)
+            return self.measure(_precise(network.unembed(network.final_norm(x))), rows)
         at = torch.arange(x.size(0), device=x.device)
         chosen = x[at, self.places[rows] - start][:, None]
-        return self.measure(network.unembed(network.final_norm(chosen))[:, 0], rows)
+        return self.measure(_precise(network.unembed(network.final_norm(chosen))[:, 0]), rows)
+
+
+def _precise(logits: Tensor) -> Tensor:
+    """The logits in float32 or better: in bfloat16 a logarithm of a softmax, or a sum, has two digits."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def logit_diff(one: str | int, other: str | int, pos: int = -1) -> Metric:
@@ -113,9 +118,8 @@ def kl(to: Recording | None = None, pos: int = -1) -> Metric:
         if len(other.inputs.lengths) != len(t.inputs.lengths):
             raise InputError(f"KL to a trace of {len(other.inputs.lengths)} rows from {len(t.inputs.lengths)} rows")
         places = [other.position(pos, row) for row in range(len(other.inputs.lengths))]
-        expected = (
-            torch.stack([other.logits[row, position] for row, position in enumerate(places)]).detach().log_softmax(-1)
-        )
+        reference = torch.stack([other.logits[row, position] for row, position in enumerate(places)])
+        expected = _precise(reference.detach()).log_softmax(-1)
 
         def measure(logits: Tensor, rows: Tensor) -> Tensor:
             return (expected[rows].exp() * (expected[rows] - logits.log_softmax(-1))).sum(-1)

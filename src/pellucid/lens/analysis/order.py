@@ -6,6 +6,7 @@ n-grams, windows and the causal mask are what break this.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -39,7 +40,9 @@ def without_order(network: Transformer, *, positions: bool = True, mask: bool = 
     """The network with the same weights, without what tells it positions, and without its mask, as asked for.
 
     positions  False removes position embeddings, rotations, biases by distance, and tables of n-grams
-    mask       False lets every position read every other one
+    mask       False lets every position read every other one. The positions enter as they did: layers that had a window
+               keep its rotations (positions.local_base), and one-sided buckets of relative positions stay so, in which
+               every later key counts as one at distance 0
     """
     a = network.architecture
     if not positions:
@@ -52,7 +55,18 @@ def without_order(network: Transformer, *, positions: bool = True, mask: bool = 
     other = Transformer(a).to(weight.dtype).to(weight.device)
     state = network.state_dict()
     other.load_state_dict({name: state[name] for name in other.state_dict()})
+    if positions:
+        _keep_positions(network, other)
     return other.eval()
+
+
+def _keep_positions(network: Transformer, other: Transformer) -> None:
+    """Let positions enter `other` as they enter `network`, whatever the rule and the windows of its mask."""
+    for block, of_other in zip(network.blocks, other.blocks, strict=True):
+        cast(Any, of_other).attn.rotary = cast(Any, block).attn.rotary
+    if network.relative is not None and other.relative is not None:
+        for name in ("two_sided", "sided", "buckets"):
+            setattr(other.relative, name, getattr(network.relative, name))
 
 
 def reorder(trace: Recording, order: list[int], *, positions: bool = True, mask: bool = True) -> Reordering:

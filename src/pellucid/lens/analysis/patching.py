@@ -74,7 +74,7 @@ class Patching:
         """The correlation of the estimates with the exact values, and the largest difference."""
         if self.exact is None or self.estimate is None:
             raise InputError("agreement compares exact values with estimates: patch with mode='both'")
-        pair = torch.stack([self.exact.flatten(), self.estimate.flatten()]).double()
+        pair = torch.stack([self.exact.flatten(), self.estimate.flatten()]).cpu().double()
         apart = float((pair[0] - pair[1]).abs().max())
         constant = bool((pair.amax(1) - pair.amin(1) <= 1e-12 * pair.abs().amax(1)).any())
         return {"correlation": float("nan") if constant else float(torch.corrcoef(pair)[0, 1]), "largest": apart}

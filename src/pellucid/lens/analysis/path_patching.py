@@ -1,10 +1,12 @@
 """Path patching: the effect of one head on another along the direct path only."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack
 
 from pellucid import edits as change
+from pellucid.architecture import Architecture
 from pellucid.edits import Edit
 from pellucid.lens.analysis.metrics import Metric, PreparedMetric
 from pellucid.lens.analysis.patching import check_alike, read_pair
@@ -16,6 +18,9 @@ from pellucid.text.tokenizers.base import Tokenizer
 
 #: a tensor of one block, and one of its heads or None for the whole tensor
 End = tuple[str, int | None]
+
+#: the tensors of a cross-attention before its z that an encoder's output reaches
+READS_SOURCE = (".cross.k", ".cross.v", ".cross.scores", ".cross.pattern")
 
 
 @dataclass(frozen=True)
@@ -53,18 +58,18 @@ def path_patch(
     source, corrupt_source   the encoder's input in the clean run, and in the corrupt run where it differs
 
     Wang et al. 2022, "Interpretability in the Wild", section 3.1 and appendix B; Goldowsky-Dill et al. 2023. Raises
-    InputError, EditError, and KeyError for tensors that do not exist.
+    InputError where a frozen tensor closes every path, EditError, and KeyError for tensors that do not exist.
     """
     if mlps not in ("free", "frozen"):
         raise InputError(f"mlps = {mlps!r}: expected free or frozen")
     one, other = read_pair(network, tokenizer, clean, corrupt, corrupt_source, **options)
     good, bad = Recording(network, tokenizer, one), Recording(network, tokenizer, other)
-    name = good.full_name(sender[0])
+    name, ends = good.full_name(sender[0]), [good.full_name(receiver) for receiver, _ in receivers]
+    _check_open(name, ends, network.architecture, mlps)
     check_alike(good, bad, [name])
     held = (".attn.z", ".cross.z", ".mlp_out") if mlps == "frozen" else (".attn.z", ".cross.z")
     edits = [change.freeze(n, good) for n in names(network.architecture) if n.endswith(held)]
     edits += [_at(change.resample, name, bad[name], sender[1])]
-    ends = [good.full_name(receiver) for receiver, _ in receivers]
     heard = Recording(network, tokenizer, one, ends, edits)
     if receivers:
         told = [_at(change.set_to, n, heard[n], head) for n, (_, head) in zip(ends, receivers, strict=True)]
@@ -72,6 +77,64 @@ def path_patch(
     prepared = PreparedMetric(metric, good)  # one function of logits for all three: KL compares each with the clean run
     measured = [float(prepared(t.logits.detach()).mean()) for t in (good, bad, heard)]
     return PathEffect(metric.name, *measured)
+
+
+def _check_open(sender: str, ends: list[str], a: Architecture, mlps: str) -> None:
+    """Raise InputError where frozen tensors close every path from the sender, or the path to a receiver."""
+    stops = _frozen_behind(sender, a, mlps)
+    if stops and not any({*stops} & {*_frozen_behind(end, a, mlps)} for end in ends):
+        free = ", or say mlps='free'" if any(stop.endswith(".mlp_out") for stop in stops) else ""
+        raise InputError(
+            f"the sender {sender} acts through {' and '.join(stops)} alone, frozen at the clean run, so its effect "
+            f"would be 0: name {stops[0]} as the sender, or a receiver that {stops[0]} is computed from{free}"
+        )
+    crossed = any(end.startswith("encoder.") or end.endswith(READS_SOURCE) for end in ends)
+    if sender.startswith("encoder.") and not crossed:
+        raise InputError(
+            f"the sender {sender} acts on the decoder through blocks.*.cross.z alone, frozen at the clean run, so its "
+            "effect would be 0: name keys and values of the cross-attention as receivers, such as blocks.0.cross.k"
+        )
+    for end in ends:
+        stop = _frozen_before(end, mlps)
+        if stop and stop != _frozen_before(sender, mlps):
+            scope = stop.removesuffix(".z")
+            remedy = "say mlps='free'" if scope == stop else f"name {scope}.q, {scope}.k or {scope}.v"
+            being = "is" if end == stop else f"follows from {stop}, which is"
+            raise InputError(
+                f"the receiver {end} {being} frozen at the clean run, so that nothing reaches it: {remedy}"
+            )
+
+
+def _frozen_behind(name: str, a: Architecture, mlps: str) -> list[str]:
+    """The frozen tensors of its own block through which all that a tensor does must pass; [] where a path is open."""
+    block, inner = _block_and_inner(name)
+    part, a = inner.split(".")[0], a.encoder if name.startswith("encoder.") and a.encoder is not None else a
+    stops: tuple[str, ...] = ()
+    if part in ("attn", "cross"):
+        stops = () if inner.endswith((".z", ".result")) else (f"{part}.z",)
+    elif part in ("mlp", "norm_2_out"):
+        stops = ("mlp_out",)
+    elif a.block != "post":  # where a norm before a sublayer is not the stream itself
+        stops = {"norm_1": ("attn.z",), "norm_cross": ("cross.z",), "norm_2": ("mlp_out",)}.get(part, ())
+        stops += ("mlp_out",) if stops and a.block == "shared" else ()
+    is_open = "mlp_out" in stops and mlps == "free"
+    return [] if is_open else [f"{block}.{stop}" for stop in stops]
+
+
+def _frozen_before(name: str, mlps: str) -> str:
+    """The frozen tensor of its own block that alone decides a tensor, which may be itself; "" where there is none."""
+    block, inner = _block_and_inner(name)
+    if inner.startswith(("attn.z", "attn.result", "norm_1_out", "attn_out")):
+        return f"{block}.attn.z"
+    if inner.startswith(("cross.z", "cross.result", "cross_out")):
+        return f"{block}.cross.z"
+    return name if inner == "mlp_out" and mlps == "frozen" else ""
+
+
+def _block_and_inner(name: str) -> tuple[str, str]:
+    """`blocks.3.attn.z` as `blocks.3` and `attn.z`; "" and the name itself outside the blocks."""
+    match = re.match(r"^((?:encoder\.)?blocks\.\d+)\.(.+)$", name)
+    return (match[1], match[2]) if match else ("", name)
 
 
 def _at(make: Any, name: str, value: Any, head: int | None) -> Edit:

@@ -78,6 +78,12 @@ def readout_of(t: Recording) -> Readout:
     return Readout(W_U, b_U, unembed.dense, slope, norm)
 
 
+def is_readout_edited(t: Recording) -> bool:
+    """Whether an edit behind the last stream changed the logits before the cap, which no write to it explains."""
+    places = ("final_norm", "final_norm.normalized") + (() if t.architecture.logit_cap else ("logits",))
+    return any(edit.name in places for edit in t.edits)
+
+
 def about_the_readout(t: Recording) -> str:
     """A note for the parts of a logit: which functions were frozen, and whether it is before a cap; "" if linear."""
     a, said = t.architecture, []

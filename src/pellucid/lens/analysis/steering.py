@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,14 +55,21 @@ def mean_activation(
     total, count = torch.zeros(()), 0
     for t in _recordings(network, tokenizer, texts, at_once, options):
         full = t.full_name(at)
-        letters = axes(full)
-        if {"i", "j"} <= {*letters}:
-            raise InputError(f"{full} has axes {' '.join(letters)}: its rows differ in length, so they have no mean")
+        check_has_mean(full)
         inputs = t.inputs_of(full)
-        places = t[full].movedim(next(k for k, letter in enumerate(letters) if letter in "ij"), 1)
-        total, count = total + places[inputs.real].double().sum(0), count + sum(inputs.lengths)
-    mean = (total / count).to(network.embed.token.weight.dtype)
+        places = t[full].movedim(next(k for k, letter in enumerate(axes(full)) if letter in "ij"), 1)
+        # sums are taken in float64, which MPS lacks
+        total, count = total + places[inputs.real].cpu().double().sum(0), count + sum(inputs.lengths)
+    weight = network.embed.token.weight
+    mean = (total / count).to(weight.dtype).to(weight.device)
     return mean[None, :, None] if mean.ndim == 2 else mean[None, None]
+
+
+def check_has_mean(full: str) -> None:
+    """Raise InputError for scores and patterns, which have no mean over positions."""
+    letters = axes(full)
+    if {"i", "j"} <= {*letters}:
+        raise InputError(f"{full} has axes {' '.join(letters)}: its rows differ in length, so they have no mean")
 
 
 def _recordings(
@@ -125,7 +133,7 @@ class Probe:
 
     def predict(self, x: Tensor) -> Any:
         """The label, or the number, for each row of x [n, m]."""
-        values = x.double() @ self.weights.T + self.bias
+        values = x.detach().to(self.weights.device).double() @ self.weights.T + self.bias
         return [self.classes[int(k)] for k in values.argmax(1)] if self.classes else values[:, 0]
 
 
@@ -134,22 +142,30 @@ def fit_probe(
 ) -> Probe:
     """Fit a ridge probe on activations x [n, m], and measure it on held-out rows.
 
-    targets   labels (text, whole numbers, booleans), one of several classes; or floating-point numbers
+    targets   labels (text, whole numbers, booleans), one of several classes; or numbers, where any of them is a
+              floating-point one
 
-    Alain and Bengio 2016; the shuffled baseline as in Hewitt and Liang 2019. Raises InputError for too few rows.
+    Alain and Bengio 2016; the shuffled baseline as in Hewitt and Liang 2019. Raises InputError for too few rows, and
+    for targets that are neither labels alone nor numbers alone.
     """
-    values = targets.tolist() if isinstance(targets, Tensor) else list(targets)
+    listed = targets.tolist() if isinstance(targets, Tensor) else targets
+    values = [target.item() if isinstance(target, Tensor | np.generic) else target for target in listed]
     if len(values) != len(x) or len(values) < 4 or not 0 < held_out < 1:
         raise InputError(f"{len(x)} rows with {len(values)} targets, {held_out} held out: expected 4 or more of each")
-    classes = [] if isinstance(values[0], float) else sorted(set(values), key=str)
+    classes = _classes(values)
     if len(classes) == 1:
         raise InputError(f"every target is {classes[0]!r}: expected at least two classes")
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(values), generator=generator)
     n_out = min(max(1, round(held_out * len(values))), len(values) - 2)
+    if not classes and n_out < 2:
+        raise InputError(
+            f"{held_out} of {len(values)} rows is one held-out row, and the R^2 of numbers needs two: give more rows, "
+            "or a larger held_out"
+        )
     out, into = order[:n_out], order[n_out:]
     y = torch.tensor([[v == c for c in classes] if classes else [v] for v in values], dtype=torch.float64)
-    rows = x.detach().double().cpu()
+    rows = x.detach().cpu().double()
     weights, bias, penalty = _ridge(rows[into], y[into])
     baseline = []
     for _ in range(shuffles):
@@ -158,6 +174,19 @@ def fit_probe(
         baseline.append(_score(rows[out] @ w.T + b, y[out], bool(classes)))
     trained, unseen = (_score(rows[part] @ weights.T + bias, y[part], bool(classes)) for part in (into, out))
     return Probe(classes, weights, bias, penalty, trained, unseen, baseline)
+
+
+def _classes(targets: list[Any]) -> list[Any]:
+    """The distinct labels in order; none for numbers, which targets are where any of them is a floating-point one."""
+    floating = [target for target in targets if isinstance(target, float)]
+    if not floating:
+        return sorted(set(targets), key=str)
+    if labels := [target for target in targets if not isinstance(target, int | float)]:
+        raise InputError(
+            f"the targets hold the number {floating[0]!r} and the label {labels[0]!r}: expected labels alone, or "
+            "numbers alone"
+        )
+    return []
 
 
 def _ridge(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:

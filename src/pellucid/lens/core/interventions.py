@@ -225,7 +225,7 @@ def _check_value(edit: Edit, full: str, value: Any, a: Architecture) -> None:
             f"a value of shape {list(shape)} was given for {full}, whose axes are {row(full).axes}: "
             "give a number, a vector along the last axis, or every axis with its length or 1"
         )
-    if edit.op == "project_out" and not (torch.as_tensor(value).double().norm(dim=-1) > 0).all():
+    if edit.op == "project_out" and not (torch.as_tensor(value).detach().cpu().double().norm(dim=-1) > 0).all():
         raise EditError(
             f"project_out of {full} was given a vector of length 0 or nan: expected a vector with a direction"
         )

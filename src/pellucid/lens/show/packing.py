@@ -52,5 +52,5 @@ def _packed(x: Tensor, kind: str) -> dict[str, Any]:
 def plain(x: Tensor) -> list[float | None]:
     """Numbers for JSON, with 5 digits; None in place of nan and infinity."""
     return [
-        float(f"{v:.5g}") if v == v and abs(v) != float("inf") else None for v in x.detach().double().cpu().tolist()
+        float(f"{v:.5g}") if v == v and abs(v) != float("inf") else None for v in x.detach().cpu().double().tolist()
     ]

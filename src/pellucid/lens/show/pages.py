@@ -32,6 +32,8 @@ from pellucid.lens.weights.head_weights import Head
 
 #: the panels of a trace's page unless others are named
 TRACE_PANELS: tuple[PanelName, ...] = ("tokens", "attention", "lens", "attribution")
+#: the scores of heads that are no shares of attention, and what they are measured by
+NOT_SHARES = {"copying": "copying runs from -1 to 1", "entropy": "the entropy is in bits"}
 
 
 @show.register(Recording)
@@ -168,15 +170,17 @@ def show_heads(circuits: Circuits) -> Figure:
 def show_scores(heads: Heads) -> Figure:
     """A table of the scores of all heads on random tokens or on a text."""
     kinds = list(heads.scores)
+    said = ["shares of attention"] if {*kinds} - {*NOT_SHARES} else []
+    note = "; ".join(said + [words for kind, words in NOT_SHARES.items() if kind in kinds])
     rows = [
         [f"{row['layer']}.{row['head']}", *plain(torch.tensor([row[kind] for kind in kinds]))] for row in heads.table()
     ]
     panel = {
         "kind": "table",
         "title": "Heads by their attention",
-        "note": f"On {heads.text}. Shares of attention; copying runs from -1 to 1.",
-        "columns": ["head", *kinds],
-        "bars": [None, *("sign" if kind == "copying" else "share" for kind in kinds)],
+        "note": f"On {heads.text}. {note[0].upper()}{note[1:]}.",
+        "columns": ["head", *("entropy, bits" if kind == "entropy" else kind for kind in kinds)],
+        "bars": [None, *({"copying": "sign", "entropy": "size"}.get(kind, "share") for kind in kinds)],
         "rows": rows,
         "heads": True,
     }

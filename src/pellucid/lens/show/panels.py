@@ -10,7 +10,7 @@ from torch import Tensor
 from pellucid.lens.analysis.attribution import points_of_stream
 from pellucid.lens.analysis.heads import looked_for, share
 from pellucid.lens.analysis.logit_lens import logit_lens
-from pellucid.lens.analysis.readout import about_the_readout, readout_of
+from pellucid.lens.analysis.readout import about_the_readout, is_readout_edited, readout_of
 from pellucid.lens.analysis.residual import by_head, frozen_norm, writes
 from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.packing import pack_pattern, pack_tensor, plain, side_of
@@ -150,6 +150,11 @@ def attribute_everywhere(t: Recording, row: int) -> tuple[list[str], Tensor, Ten
     if readout.b_U is not None:
         labels.append("unembed.bias")
         values.append((readout.b_U[target] - readout.b_U.mean())[:n])
+    if is_readout_edited(t):
+        logits = t.logits_before_cap()[row, :n]
+        explained = logits.gather(-1, target[:n, None])[:, 0] - logits.mean(-1)
+        labels.append("readout (edited)")
+        values.append(explained - torch.stack(values).sum(0))
     return labels, torch.stack(values), target
 
 

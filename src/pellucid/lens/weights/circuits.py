@@ -70,7 +70,8 @@ class Circuits(CircuitWeights):
         for l in range(self.architecture.n_layers):
             heads = [self[l, h] for h in range(self.architecture.n_heads)]
             small = torch.stack([exact(h.W_V) @ (G @ exact(h.W_O)) for h in heads])
-            rows.append(ratio(torch.linalg.eigvals(small)))
+            # on a GPU it needs a library that not every build of PyTorch has
+            rows.append(ratio(torch.linalg.eigvals(small.cpu())).to(small.device))
         return torch.stack(rows) if rows else torch.zeros(0, self.architecture.n_heads)
 
     def compose(self, kind: Literal["Q", "K", "V"], offset: int | None = None, draws: int = 64) -> Composition:

@@ -93,7 +93,8 @@ class FactoredMatrix:
         """
         self._check_square("eigenvalues")
         small = self.right @ self.left if self.left.size(1) <= self.shape[0] else self.dense()
-        eigenvalues = torch.linalg.eigvals(small)
+        # on a GPU it needs a library that not every build of PyTorch has
+        eigenvalues = torch.linalg.eigvals(small.cpu()).to(small.device)
         return eigenvalues[eigenvalues.abs().argsort(descending=True)]
 
     def svd(self) -> SVD:

@@ -38,7 +38,8 @@ def with_edits(network: Transformer, edits: Sequence[Edit]) -> Transformer:
 
     Raises EditError for anything else, and where a value needs a bias that the architecture lacks; it names the option.
     """
-    copied = copy.deepcopy(network)
+    # edits are computed in float64, which MPS lacks
+    copied = copy.deepcopy(network).cpu()
     by_name: dict[str, list[Edit]] = {}
     for edit in resolve(edits, network.architecture):
         _check(edit, network.architecture)
@@ -47,7 +48,7 @@ def with_edits(network: Transformer, edits: Sequence[Edit]) -> Transformer:
     for name in sorted(by_name, key=lambda name: not name.endswith(".result")):
         with torch.no_grad():
             _write(copied, name, by_name[name])
-    return copied
+    return copied.to(network.embed.token.weight.device)
 
 
 def _check(edit: Edit, a: Architecture) -> None:
@@ -183,7 +184,8 @@ def _affine(edit: Edit, part: Backbone) -> Affine:
         if indices is not None:
             here = among(torch.arange(sizes[letter]), indices)
             chosen = chosen & here.view([-1 if k == inner.index(letter) else 1 for k in range(len(inner))])
-    value = torch.as_tensor(0.0 if edit.value is None else edit.value, dtype=torch.float64, device="cpu")
+    numbers = edit.value.detach().cpu() if isinstance(edit.value, Tensor) else edit.value
+    value = torch.as_tensor(0.0 if numbers is None else numbers, dtype=torch.float64, device="cpu")
     if value.ndim == len(letters):
         if any(value.size(k) > 1 for k, letter in enumerate(letters) if letter in "bij"):
             raise EditError(

@@ -147,10 +147,11 @@ function Ablation({ view, set, a, b, asked, textA, sourceB, apart }) {
     const value = { mean: { mean_of: (!apart && view.b) || textA, ...(asked.source === null ? {} : { source: asked.source }) }, zero: null, resample: runOf(view, sourceB) }[view.ablation];
     set({ edits: [...view.edits, { op: view.ablation, name, ...(value ? { value } : {}), ...more }] });
   };
+  const kinds = !apart && view.b ? { ...ABLATIONS, mean: "its mean over prompt B" } : ABLATIONS;
   const flat = heads ? Float64Array.from(heads.effect.flat(), (x) => x ?? NaN) : null, most = heads ? largest([...flat, ...parts.flatMap((part) => part.effect)], 1e-6) : 1;
   return html`<${Panel} title="Ablation: which parts does the answer need?" code=${heads?.code} id="ablation"
       not="what a part does when another stands in for it. Zero and means are values that the model never met in training.">
-    <div class="row"><span class="quiet">One part at a time is replaced by</span><${Choice} label="Replaced by" value=${view.ablation} options=${ABLATIONS} onChange=${(ablation) => set({ ablation })} /></div>
+    <div class="row"><span class="quiet">One part at a time is replaced by</span><${Choice} label="Replaced by" value=${view.ablation} options=${kinds} onChange=${(ablation) => set({ ablation })} /></div>
     ${allowed ? null : html`<p>${apart ? "Prompt B has another source, and an ablation takes values from a run with the same one: remove Source B, or choose the mean." : "Write a second prompt, of as many tokens, to take values from."}</p>`}
     <${Waiting} of=${run} what="running the model without each part" />
     ${heads ? html`<p>${heads.metric}: <${Num} name="ablation.baseline" value=${heads.baseline} /> with every part; shown is the change <${Scale} low=${three(-most)} high=${three(most)} ramp="signed" /></p>

@@ -5,9 +5,14 @@ import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { ramps } from "./common.js";
 import { Num, Panel, Waiting, useRepaint, useWidth } from "./parts.js";
 
-/** A panel of what is loaded: children(value) when it is there; `before` is code that its own code needs. */
-export const Loaded = ({ of, what, title, id, tools, before, head, value = of.value, children }) =>
-  html`<${Panel} id=${id} title=${title} tools=${tools} code=${value?.code && [before, value.code].filter(Boolean).join("\n")} not=${value?.not_shown}>${head}<${Waiting} of=${of} what=${what} />${value ? children(value) : null}<//>`;
+/**
+ * A panel of what is loaded: children(value) when it is there; `before` is code that its own code needs. Under an error
+ * there is nothing: an earlier value answers another question.
+ */
+export function Loaded({ of, what, title, id, tools, before, head, value = of.value, children }) {
+  const shown = of.error ? null : value;
+  return html`<${Panel} id=${id} title=${title} tools=${tools} code=${shown?.code && [before, shown.code].filter(Boolean).join("\n")} not=${shown?.not_shown}>${head}<${Waiting} of=${of} what=${what} />${shown ? children(shown) : null}<//>`;
+}
 
 /** Numbers in a row, each with its words: [[words, name, value, unit]]. */
 export const Facts = ({ rows, children }) => html`<p class="row figures">${rows.map(([words, name, value, unit]) => html`<span>${words} <${Num} name=${name} value=${value} unit=${unit} /></span>`)}${children}</p>`;

@@ -6,9 +6,9 @@ There is one conversation on each line, in UTF-8; other fields are ignored and b
 the file and line of an unreadable conversation.
 """
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -66,26 +66,37 @@ def read_conversations(
     return read_rows(Conversations, CONVERSATIONS, paths, progress, reading)
 
 
-def holds_conversations(paths: Sequence[str]) -> bool:
-    """Whether the first line of the first .jsonl files of these paths is a conversation, and no file is another."""
+def holds_conversations(paths: Sequence[str], reading: ReadOptions | None = None) -> bool:
+    """Whether the first line of the first .jsonl files of these paths is a conversation, and no file is another. Of the
+    `reading` options, `include` and `exclude` apply; empty files count for nothing.
+    """
     try:
-        files_by_name = find_files([Path(path) for path in paths], [])
+        files_by_name = find_files([Path(path) for path in paths], [], reading)
         files = [files_by_name[name].path for name in sorted(files_by_name)]
-        if not files or any(file.suffix.lower() not in CONVERSATIONS.readers for file in files):
+        # opening a named pipe would wait for its writer
+        if not all(file.is_file() for file in files):
             return False
-        return all(_begins_with_conversation(file) for file in files[:LOOKED_INTO])
+        files = [file for file in files if file.stat().st_size]
+        if any(file.suffix.lower() not in CONVERSATIONS.readers for file in files):
+            return False
+        first_rows = filter(None, map(_first_row, files))
+        are_turns = [_is_conversation(row) for row in itertools.islice(first_rows, LOOKED_INTO)]
+        return bool(are_turns) and all(are_turns)
     except (OSError, ValueError, RecursionError):
         return False  # whoever reads the files says what is wrong with them
 
 
-def _begins_with_conversation(file: Path) -> bool:
-    if not file.is_file():  # opening a named pipe would wait for its writer
-        return False
+def _first_row(file: Path) -> str:
+    """The first line that is not blank, "" where there is none."""
     with file.open(encoding="utf-8-sig") as lines:
         first = lines.readline(LONGEST)
         while first.isspace():
             first = lines.readline(LONGEST)
-    row = json.loads(first)
+    return first
+
+
+def _is_conversation(line: str) -> bool:
+    row = json.loads(line)
     return isinstance(row, dict) and isinstance(row.get("messages"), list)
 
 
@@ -127,14 +138,18 @@ class ConversationSplit(RowSplit[Conversations]):
 def split_conversations(conversations: Conversations, held_out: float = 0.1, seed: int = 0) -> ConversationSplit:
     """Hold out about `held_out` of the bytes: whole conversations, in the order of a hash with the seed.
 
-    All conversations that begin with the same messages, up to the first answer, are on one side. If files were named
-    to be held out, exactly their conversations are. Raises ConversationsError as `held_out_rows` does.
+    All conversations that begin with the same messages, up to the first answer, are on one side; where all of them do,
+    as where the assistant speaks first, those that are the same as a whole. If files were named to be held out,
+    exactly their conversations are. Raises ConversationsError as `held_out_rows` does.
     """
     rows = conversations.rows
-    openings = [json.dumps(list(takewhile(lambda m: m["role"] != "assistant", messages))) for messages in rows]
+    keys = [json.dumps(list(itertools.takewhile(lambda m: m["role"] != "assistant", messages))) for messages in rows]
+    of_key = "opening"
+    if len(set(keys)) < 2:
+        keys, of_key = [json.dumps(messages) for messages in rows], "conversation"
     if any(file.held_out for file in conversations.files):
-        chosen = rows_of_named_files(conversations, openings, "opening")
-        return ConversationSplit(conversations, 0.0, 0, *chosen, "openings")
+        chosen = rows_of_named_files(conversations, keys, of_key)
+        return ConversationSplit(conversations, 0.0, 0, *chosen, f"{of_key}s")
     sizes = [content_bytes(messages) for messages in rows]
-    chosen = held_out_rows(CONVERSATIONS, openings, sizes, held_out, seed, "opening")
-    return ConversationSplit(conversations, held_out, seed, *chosen, "openings")
+    chosen = held_out_rows(CONVERSATIONS, keys, sizes, held_out, seed, of_key)
+    return ConversationSplit(conversations, held_out, seed, *chosen, f"{of_key}s")

@@ -20,6 +20,8 @@ from pellucid.text.read.formats import ENDINGS, READERS
 STANDARD_INPUT = "-"
 #: files that describe a Hugging Face data set, next to its tables
 DESCRIPTIONS = ("dataset_dict.json", "dataset_info.json", "state.json")
+#: the files that the folder of every run has, whatever it trains
+FILES_OF_RUN = ("recipe.json", "data.json", "architecture.json")
 #: the first bytes of compressed streams: standard input has no name that ends in .gz
 PACKED_MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 #: temporary copies of standard input, kept until this process ends
@@ -230,25 +232,38 @@ def _expanded(named: list[Path]) -> tuple[list[Path], set[Path]]:
 
 
 def _globbed(pattern: Path) -> Iterator[Path]:
-    """The paths that a pattern matches, without hidden files and without following links to folders for **."""
+    """The paths that a pattern matches, without hidden files and the folders of runs, and without following links to
+    folders for **.
+    """
     fixed = next(k for k, part in enumerate(pattern.parts) if glob.has_magic(part))
     folder = Path(*pattern.parts[:fixed])
     for path in folder.glob(str(Path(*pattern.parts[fixed:]))):
-        if not any(part.startswith(".") for part in path.relative_to(folder).parts):
+        inner = path.relative_to(folder)
+        is_hidden = any(part.startswith(".") for part in inner.parts)
+        if not is_hidden and not any(_is_run(folder / above) for above in (inner, *inner.parents[:-1])):
             yield path
 
 
+def _is_run(folder: Path) -> bool:
+    """Whether this is the folder of a run, whose files are records of training and no text to train on."""
+    return all(os.path.isfile(folder / name) for name in FILES_OF_RUN)  # False where a folder may not be opened
+
+
 def _walk(folder: Path, base: str, skipped: list[Skipped]) -> Iterator[Path]:
+    """The files of a folder that was named and of those in it, without hidden ones, links to folders, and runs."""
+
     def closed(error: OSError) -> None:
         skipped.append(Skipped(_relative(Path(error.filename), base), f"it cannot be opened: {error.strerror}"))
 
     for here, folders, names in os.walk(folder, onerror=closed):
-        for name in sorted((*folders, *names)):
-            linked = name in folders and os.path.islink(os.path.join(here, name))
-            if name.startswith(".") or linked:
-                reason = "hidden" if name.startswith(".") else "a link to a folder, which is not followed"
-                skipped.append(Skipped(_relative(Path(here, name), base), reason))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        left_out = {name: "hidden" for name in (*folders, *names) if name.startswith(".")}
+        for name in set(folders) - left_out.keys():
+            if os.path.islink(os.path.join(here, name)):
+                left_out[name] = "a link to a folder, which is not followed"
+            elif _is_run(Path(here, name)):
+                left_out[name] = "the folder of a run"
+        skipped += [Skipped(_relative(Path(here, name), base), left_out[name]) for name in sorted(left_out)]
+        folders[:] = sorted(set(folders) - left_out.keys())
         yield from (Path(here, name) for name in sorted(names) if not name.startswith("."))
 
 

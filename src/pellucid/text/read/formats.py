@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from pellucid.text.read.chunks import PIECE, DocumentError, TextChunk, piece_of, piece_of_text, pieces_of
 from pellucid.text.read.decompress import Origin, as_utf8
 from pellucid.text.read.html import read_html
-from pellucid.text.read.tables import FIELD, choose_field, listed, read_arrow, read_parquet
+from pellucid.text.read.tables import FIELD, choose_field, listed, read_arrow, read_parquet, refuse_conversations
 
 #: a reader turns the content of one open file into its documents, each an iterator of chunks: use one up, or leave it
 #: out, before you ask for the next
@@ -80,7 +80,9 @@ def read_json_lines(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChu
         if isinstance(row, dict):
             # a null may be a missing text in this row
             texts = [k for k, v in row.items() if v is None or isinstance(v, str)]
-            field = choose_field(texts, list(row), f"{origin.name}, line {number}")
+            row_name = f"{origin.name}, line {number}"
+            refuse_conversations([k for k, v in row.items() if isinstance(v, list)], texts, row_name)
+            field = choose_field(texts, list(row), row_name)
         yield iter([_and_replaced(_text_of_row(row, number, origin, field), chunk.replaced)])
 
 

@@ -10,6 +10,8 @@ from pellucid.text.read.decompress import Origin, extra
 
 #: the default name of the field or column that holds the text
 FIELD = "text"
+#: the fields that hold the turns of a conversation: ours, and that of ShareGPT
+TURNS = ("messages", "conversations")
 #: how many rows are in memory at once
 ROWS_TOGETHER = 256
 
@@ -25,6 +27,18 @@ def choose_field(of_text: Sequence[str], every: Sequence[str], name: str, asked:
         return asked or (FIELD if FIELD in of_text else of_text[0])
     which = f"several hold text, {listed(of_text)}" if of_text else f"none of {listed(every)} holds text"
     raise DocumentError(f"{name}: {which}: choose a {what} with --field")
+
+
+def refuse_conversations(lists: Sequence[str], of_text: Sequence[str], name: str, what: str = "field") -> None:
+    """Raise DocumentError where one of the fields that hold `lists` is the turns of a conversation, and no field is
+    called `text`: the only text beside them would often be an id.
+    """
+    if FIELD not in of_text and (turns := [field for field in TURNS if field in lists]):
+        raise DocumentError(
+            f"{name}: the {what} {turns[0]!r} holds a conversation, and text is to be read: give --objective chat, "
+            "which learns the answers in .jsonl files whose rows have messages, or choose a field of text with --field "
+            "NAME"
+        )
 
 
 def listed(names: Iterable[str]) -> str:
@@ -71,6 +85,9 @@ def _column(schema: Any, origin: Origin) -> str:
         return types.is_string(kind) or types.is_large_string(kind) or view(kind)
 
     of_text = [field.name for field in schema if is_text(field.type)]
+    if not origin.field:
+        lists = [field.name for field in schema if types.is_list(field.type) or types.is_large_list(field.type)]
+        refuse_conversations(lists, of_text, origin.name, "column")
     column = choose_field(of_text, schema.names, origin.name, origin.field, "column")
     if schema.names.count(column) > 1:
         raise DocumentError(f"{origin.name} has {schema.names.count(column)} columns {column!r}: rename one of them")

@@ -31,10 +31,16 @@ TOGETHER = 16
 MASK, BLANK = "<|mask|>", "[MASK]"
 #: names of the mask token: ours first, then those of other projects
 MASKS = (MASK, "[MASK]", "<mask>")
+#: the file beside a tokenizer.json that names the end of a text where the tokenizer.json does not
+OPTIONS_FILE = "tokenizer_config.json"
 
 
 class TokenizerError(ValueError):
     """Text that cannot be encoded, ids that cannot be decoded, or a tokenizer file that cannot be used."""
+
+
+class NoEndError(TokenizerError):
+    """A tokenizer file that does not say which token ends a text."""
 
 
 class Tokenizer(abc.ABC):
@@ -61,6 +67,8 @@ class Tokenizer(abc.ABC):
     #: whether decoding returns every text without unknown characters unchanged
     lossless: bool = True
     notes: tuple[str, ...] = ()
+    #: the name of the separator where tokenizer.json does not say it; `save` writes it into OPTIONS_FILE
+    named_end: str = ""
 
     @abc.abstractmethod
     def to_json(self) -> str:
@@ -148,10 +156,18 @@ class Tokenizer(abc.ABC):
         return _hash_of(json.loads(self.to_json()) | {"post_processor": None})
 
     def save(self, folder: str | Path) -> Path:
-        """Write `tokenizer.json` into `folder`, whole or not at all, and return its path."""
+        """Write `tokenizer.json` into `folder`, whole or not at all, and return its path.
+
+        Where that file does not say which token ends a text, `tokenizer_config.json` beside it does.
+        """
         path = Path(folder) / "tokenizer.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, self.to_json().encode())
+        if self.named_end:
+            beside = path.with_name(OPTIONS_FILE)
+            options = json.loads(beside.read_bytes()) if beside.exists() else {}
+            content = json.dumps(options | {"eos_token": self.named_end}, ensure_ascii=False, indent=2)
+            replace_file(beside, content.encode())
         return path
 
     # Text to ids ----------------------------------------------------------------------------
@@ -343,6 +359,35 @@ def which_overlap(
     """
     until = np.concatenate([[0], np.cumsum(np.repeat(marks, widths))])
     return (until[np.asarray(ends, dtype=np.int64)] > until[np.asarray(starts, dtype=np.int64)]).tolist()
+
+
+def settle_end(content: dict[str, Any], known: Sequence[str], ends: Sequence[str | int]) -> tuple[int, str]:
+    """The id that ends a text, and its name where another file had to say it, else "".
+
+    It is the first of the `known` names that a tokenizer.json of this content declares as a special token, else the
+    first of `ends`, names and ids from the files beside it, that is one of its added tokens. That one becomes special
+    in `content`, because some files declare it as an ordinary one. Raises NoEndError where there is none.
+    """
+    added = content.get("added_tokens") or []
+    special = {token["content"]: token["id"] for token in added if token["special"]}
+    for name in known:
+        if name in special:
+            return special[name], ""
+    for end in ends:
+        for token in added:
+            if end in (token["content"], token["id"]):
+                token["special"] = True
+                return token["id"], token["content"]
+    raise NoEndError(
+        f"this tokenizer declares no end-of-text token: expected a special token called {', '.join(known[:-1])} or "
+        f"{known[-1]}, or an added token that eos_token in {OPTIONS_FILE} names"
+    )
+
+
+def token_name(entry: Any) -> str:
+    """The name in an entry like eos_token of a tokenizer_config.json, a string or an object; "" where there is none."""
+    name = entry.get("content") if isinstance(entry, dict) else entry
+    return name if isinstance(name, str) else ""
 
 
 def check_special(tokenizer: "Tokenizer", names: Sequence[str]) -> None:

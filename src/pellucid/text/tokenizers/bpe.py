@@ -8,7 +8,7 @@ text. Ties go to the pair of the smaller ids, so that training is deterministic 
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,8 +16,18 @@ import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
-from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, TokenizerError, check_special, check_text, which_overlap
-from pellucid.text.tokenizers.post_processor import ids_around, pipeline_steps
+from pellucid.text.tokenizers.base import (
+    OPTIONS_FILE,
+    SEPARATOR,
+    Tokenizer,
+    TokenizerError,
+    check_special,
+    check_text,
+    settle_end,
+    token_name,
+    which_overlap,
+)
+from pellucid.text.tokenizers.post_processor import ids_around, pipeline_steps, template_around
 from pellucid.text.tokenizers.pretokens import PreTokenTable
 from pellucid.text.tokenizers.symbols import byte_characters
 
@@ -41,13 +51,17 @@ BORDERS = {
     WORD_END_PATTERN: re.compile(r" \S"),
 }
 KNOWN_PATTERNS = tuple(BORDERS)
-#: names of the end-of-text token in other projects
+#: names of the end-of-text token, ours and those of other projects; the first that is declared is used
 SEPARATORS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>")
+#: tokenizers of transformers whose vocab.json and merges.txt are those of GPT-2 in kind; None where no class is named
+GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
 
 #: noncharacters in an order that no text repeats
 UNSPOKEN = "\ufdd0" * 32 + "{}"
 #: bytes to the characters that byte-level BPE writes for them
 SPELLED = dict(enumerate(byte_characters()))
+#: and back
+BYTE_OF = {character: value for value, character in SPELLED.items()}
 #: characters per call into the engine, and the most per call if no border is found
 CHUNK, LONGEST_CHUNK = 1 << 16, 1 << 24
 #: characters per training text; a pre-token longer than three of these is cut
@@ -63,11 +77,13 @@ class BPETokenizer(Tokenizer):
 
     kind = "bpe"
 
-    def __init__(self, text: str, *, trust: bool = False, notes: tuple[str, ...] = ()):
-        self._json = text
-        content = json.loads(text)
+    def __init__(self, text: str, *, trust: bool = False, notes: tuple[str, ...] = (), ends: Sequence[str | int] = ()):
+        self._json, content = text, json.loads(text)
         _check_content(content, trust)
-        self._engine = guarded(Engine.from_str, text)
+        self.separator, self.named_end = settle_end(content, SEPARATORS, ends)
+        # what the engine reads: there an end that another file names is special
+        self._read_json = json.dumps(content) if self.named_end else text
+        self._engine = guarded(Engine.from_str, self._read_json)
         self._engine.no_truncation()
         self._engine.no_padding()
         self._engine.encode_special_tokens = True
@@ -76,11 +92,9 @@ class BPETokenizer(Tokenizer):
         self._names = _names_by_id(content)
         self.n_vocab = len(self._names)
         self.special = {token["content"]: i for i, token in sorted(self._added.items()) if token["special"]}
-        ends = [name for name in SEPARATORS if name in self.special]
-        if not ends:
-            raise TokenizerError(f"this tokenizer declares no separator: add {SEPARATOR} as a special token")
-        self.separator = self.special[ends[0]]
         self.before, self.after = ids_around(content, self.n_vocab)
+        cuts = pipeline_steps(content.get("pre_tokenizer"), "pretokenizers")
+        self.lossless = not content.get("normalizer") and not any(step.get("add_prefix_space") for step in cuts)
         pattern = _pattern_of(content)
         self._border = None if pattern is None else BORDERS[pattern]
         self._model = self._engine.model
@@ -119,15 +133,27 @@ class BPETokenizer(Tokenizer):
         return cls(engine.to_str(pretty=True), notes=(note,) if reached < n_vocab else ())
 
     @classmethod
-    def from_merges(cls, vocabulary: str, merges: str) -> "BPETokenizer":
-        """The tokenizer of the texts of GPT-2's files, encoder.json (or vocab.json) and vocab.bpe (or merges.txt)."""
-        plain = {name: i for name, i in json.loads(vocabulary).items() if name != SEPARATOR}
+    def from_merges(cls, vocabulary: str, merges: str, tokenizer_config: str = "{}") -> "BPETokenizer":
+        """The tokenizer of the texts of GPT-2's files, encoder.json (or vocab.json) and vocab.bpe (or merges.txt).
+
+        A tokenizer_config.json beside them names special tokens of the vocabulary (OPT's <s>, </s> and <pad>). Raises
+        TokenizerError if it names the class of another tokenizer, which may divide text in another way.
+        """
+        ids, options = json.loads(vocabulary), json.loads(tokenizer_config)
+        special, first = _special_beside_merges(ids, options)
         pairs = [line.split(" ") for line in merges.split("\n") if line and not line.startswith("#version")]
         if wrong := next((pair for pair in pairs if len(pair) != 2), None):
             raise TokenizerError(f"expected two tokens on each line of the merges, found {' '.join(wrong)!r}")
+        # as in the tokenizers that are trained here, a separator that is last is no entry of the model itself
+        is_last = SEPARATOR in special and ids.get(SEPARATOR) == len(ids) - 1
+        plain = {name: i for name, i in ids.items() if not is_last or name != SEPARATOR}
         engine = _new_engine(models.BPE(plain, [(a, b) for a, b in pairs]))
-        _declare_separator(engine)
-        return cls(engine.to_str(pretty=True))
+        engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
+        content = json.loads(engine.to_str())
+        content["pre_tokenizer"]["add_prefix_space"] = bool(options.get("add_prefix_space"))
+        if first:
+            content["post_processor"] = template_around({ids[first]: first}, {})
+        return cls(json.dumps(content, ensure_ascii=False, indent=2), ends=special)
 
     def to_json(self) -> str:
         return self._json
@@ -137,7 +163,7 @@ class BPETokenizer(Tokenizer):
         engine = Engine.from_str(self._json)
         engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
         # accepted patterns are not checked again
-        return BPETokenizer(engine.to_str(pretty=True), trust=True, notes=self.notes)
+        return BPETokenizer(engine.to_str(pretty=True), trust=True, notes=self.notes, ends=(self.separator,))
 
     @property
     def merges(self) -> list[tuple[str, str]]:
@@ -173,7 +199,10 @@ class BPETokenizer(Tokenizer):
 
     @cached_property
     def _marking(self) -> "MarkingEngine":
-        return MarkingEngine(self._json)
+        return MarkingEngine(self._read_json)
+
+    def _spans(self, text: str) -> list[tuple[int, int]]:
+        return self._marking.spans(text)
 
     def chunks(self, pieces: Iterable[str]) -> Iterator[str]:
         # only known patterns have known borders
@@ -181,13 +210,12 @@ class BPETokenizer(Tokenizer):
 
     @cached_property
     def _bytes(self) -> list[bytes]:
-        value_of = {character: value for value, character in enumerate(byte_characters())}
         table = []
         for i, name in enumerate(self._names):
             if i in self._added:
                 table.append(b"" if self._added[i]["special"] else name.encode())
             else:
-                table.append(bytes(value_of[character] for character in name))
+                table.append(bytes(BYTE_OF[character] for character in name))
         return table
 
     def _table(self) -> Sequence[bytes]:
@@ -221,6 +249,12 @@ class MarkingEngine:
         encoding = guarded(self._engine.encode, joined, add_special_tokens=False)
         starts, ends = zip(*encoding.offsets, strict=True) if encoding.ids else ((), ())
         return encoding.ids, which_overlap(starts, ends, [len(text) for text in texts], [mark for _, mark in parts])
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """The (start, end) characters of a text that each of its ids was made from, a blank before a word among
+        them, which the file's own post_processor may leave out.
+        """
+        return guarded(self._engine.encode, text, add_special_tokens=False).offsets
 
 
 def unreachable(content: dict[str, Any], name: str = UNSPOKEN) -> dict[str, Any]:
@@ -329,14 +363,41 @@ def _check_content(content: Any, trust: bool) -> None:
         if step.get("type") not in ("ByteLevel", "Split", "Digits") or (pattern and pattern not in KNOWN_PATTERNS):
             raise TokenizerError(
                 f"tokenizer.json splits text by {pattern or step.get('type')!r}, which is not known to be safe: "
-                "pass trust=True if you trust where the file comes from"
+                "pass --trust (trust=True) if you trust where the file comes from"
             )
     for step in pipeline_steps(content.get("normalizer"), "normalizers"):
         if step.get("type") != "NFC":
             raise TokenizerError(
                 f"tokenizer.json changes text by {step.get('type')!r}, which is not known to be safe: "
-                "pass trust=True if you trust where the file comes from"
+                "pass --trust (trust=True) if you trust where the file comes from"
             )
+
+
+def _special_beside_merges(ids: Mapping[str, int], options: Any) -> tuple[list[str], str]:
+    """The special tokens of a vocabulary of GPT-2's kind, what ends a text first; and what precedes every text, or "".
+
+    `options` is the content of the tokenizer_config.json.
+    """
+    if not isinstance(options, dict):
+        raise TokenizerError(f"{OPTIONS_FILE} holds {type(options).__name__}: expected an object")
+    instead = (
+        "give the folder with a tokenizer.json, which AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of "
+        "transformers writes"
+    )
+    if (kind := options.get("tokenizer_class")) not in GPT2_CLASSES:
+        raise TokenizerError(
+            f"{OPTIONS_FILE} names the class {str(kind)[:60]!r}, and a vocabulary and merges alone are read as "
+            f"GPT-2's, which may divide text in another way: {instead}"
+        )
+    named = [token_name(options.get(f"{role}_token")) for role in ("eos", "bos", "pad", "unk")]
+    end, first = named[0] or SEPARATOR, ""
+    if options.get("add_bos_token"):
+        first = named[1] or SEPARATOR
+    for name in filter(None, (end, first)):
+        if name not in ids and not name == end == SEPARATOR:
+            raise TokenizerError(f"{OPTIONS_FILE} names {name[:60]!r}, which the vocabulary does not hold: {instead}")
+    others = [name for name in (first, *named) if name in ids and name != SEPARATOR]
+    return list(dict.fromkeys([end, *others])), first
 
 
 def _pattern_of(content: dict) -> str | None:

@@ -17,8 +17,8 @@ import numpy as np
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
-from pellucid.text.tokenizers.base import Tokenizer, TokenizerError, check_special
-from pellucid.text.tokenizers.bpe import KNOWN_PATTERNS, MarkingEngine, guarded, unreachable
+from pellucid.text.tokenizers.base import Tokenizer, TokenizerError, check_special, settle_end
+from pellucid.text.tokenizers.bpe import BYTE_OF, KNOWN_PATTERNS, MarkingEngine, guarded, unreachable
 from pellucid.text.tokenizers.post_processor import ids_around, pipeline_steps
 
 MODELS = {"BPE": "sentencepiece", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
@@ -45,13 +45,17 @@ class ExternalTokenizer(Tokenizer):
 
     lossless = False
 
-    def __init__(self, text: str, *, trust: bool = False):
+    def __init__(self, text: str, *, trust: bool = False, ends: Sequence[str | int] = ()):
         self._json, content = text, json.loads(text)
         if not trust:
             check_steps(content)
+        self.separator, self.named_end = settle_end(content, ENDS, ends)
+        # what the engine reads: there an end that another file names is special
+        self._read_json = json.dumps(content) if self.named_end else text
         model = content["model"]
         self.kind, self._model = MODELS[model["type"]], model
-        self._engine = guarded(Engine.from_str, text if model["type"] == "BPE" else json.dumps(unreachable(content)))
+        readable = self._read_json if model["type"] == "BPE" else json.dumps(unreachable(content))
+        self._engine = guarded(Engine.from_str, readable)
         self._engine.no_truncation()
         self._engine.no_padding()
         self._engine.encode_special_tokens = True
@@ -59,11 +63,18 @@ class ExternalTokenizer(Tokenizer):
         self._names = _names(model, added)
         self.n_vocab = len(self._names)
         self.special = {token["content"]: token["id"] for token in added if token["special"]}
-        ends = [name for name in ENDS if name in self.special]
-        if not ends:
-            raise TokenizerError(f"this tokenizer declares no end-of-text token: expected one of {', '.join(ENDS)}")
-        self.separator = self.special[ends[0]]
         self.before, self.after = ids_around(content, self.n_vocab)
+        cuts, joins = (
+            pipeline_steps(content.get(part), inner)
+            for part, inner in (("pre_tokenizer", "pretokenizers"), ("decoder", "decoders"))
+        )
+        self._in_byte_characters = any(step.get("type") == "ByteLevel" for step in joins)
+        suffixes = [step.get("suffix") for step in joins if step.get("type") == "BPEDecoder"]
+        #: what names end with where a word ends, such as </w>
+        self._word_end = next(iter(suffixes), None) or model.get("end_of_word_suffix") or ""
+        marks_spaces = any(step.get("type") == "Metaspace" for step in cuts) or any(SPACE in n for n in self._names)
+        #: without a decoder the engine puts a space between all tokens
+        self._spaced = not joins and not marks_spaces
         named = model.get("unk_token")
         unknown = model.get("unk_id") if named is None else self._names.index(named) if named in self._names else None
         self.unknown = None if model.get("byte_fallback") else unknown
@@ -79,7 +90,7 @@ class ExternalTokenizer(Tokenizer):
         check_special(self, names)
         engine = Engine.from_str(self._json)
         engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-        return ExternalTokenizer(engine.to_str(pretty=True), trust=True)
+        return ExternalTokenizer(engine.to_str(pretty=True), trust=True, ends=(self.separator,))
 
     def _encode(self, text: str) -> list[int]:
         return guarded(self._engine.encode, text, add_special_tokens=False).ids
@@ -93,7 +104,7 @@ class ExternalTokenizer(Tokenizer):
 
     @cached_property
     def _marking(self) -> MarkingEngine:
-        return MarkingEngine(self._json)
+        return MarkingEngine(self._read_json)
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
         return guarded(self._engine.encode, text, add_special_tokens=False).offsets
@@ -118,22 +129,29 @@ class ExternalTokenizer(Tokenizer):
 
     @cached_property
     def _bytes(self) -> list[bytes]:
-        return [b"" if i in self._special_ids else self._bytes_of(name) for i, name in enumerate(self._names)]
+        no_text = self._special_ids
+        return [b"" if i in no_text or not name else self._bytes_of(name) for i, name in enumerate(self._names)]
 
     def _bytes_of(self, name: str) -> bytes:
-        """The bytes that a token adds inside a text."""
+        """The bytes that a token adds inside a text, as the engine's decoder has them."""
         if self._model.get("byte_fallback") and (byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name)):
             return bytes([int(byte[1], 16)])
+        if self._in_byte_characters and all(character in BYTE_OF for character in name):
+            return bytes(BYTE_OF[character] for character in name)
         if self.kind == "wordpiece":
             prefix = self._model.get("continuing_subword_prefix") or "##"
             return (name.removeprefix(prefix) if name.startswith(prefix) else f" {name}").encode()
-        return name.replace(SPACE, " ").encode()
+        if self._word_end and name.endswith(self._word_end):
+            return f"{name.removesuffix(self._word_end)} ".encode()
+        return (f" {name}" if self._spaced else name.replace(SPACE, " ")).encode()
 
     def _table(self) -> Sequence[bytes]:
         return self._bytes
 
 
-def read_external(text: str, content: dict[str, Any], *, trust: bool = False) -> Tokenizer | None:
+def read_external(
+    text: str, content: dict[str, Any], *, trust: bool = False, ends: Sequence[str | int] = ()
+) -> Tokenizer | None:
     """The tokenizer of a tokenizer.json with this text and content, None if it is byte-level BPE (`BPETokenizer`)."""
     model = content.get("model") or {}
     if model.get("type") not in MODELS:
@@ -147,7 +165,7 @@ def read_external(text: str, content: dict[str, Any], *, trust: bool = False) ->
         return None
     if model.get("dropout"):
         return None  # BPETokenizer refuses it with the reason
-    return ExternalTokenizer(text, trust=trust)
+    return ExternalTokenizer(text, trust=trust, ends=ends)
 
 
 def wordpiece_json(vocab_txt: str, tokenizer_config: str = "{}") -> str:
@@ -211,7 +229,7 @@ def check_steps(content: dict[str, Any]) -> None:
                 said = str(expression or inserted)[:60]
                 raise TokenizerError(
                     f"tokenizer.json has the {part} {kind!r} with {said!r}, which is not known to be safe: pass "
-                    "trust=True if you trust where the file comes from"
+                    "--trust (trust=True) if you trust where the file comes from"
                 )
 
 

@@ -21,9 +21,9 @@ def train_tokenizer(
     reading: ReadOptions | None = None,
     progress: Progress = None,
     pattern: str = "gpt2",
-    share: float = 1.0,
+    sample: float = 1.0,
 ) -> Tokenizer:
-    """A tokenizer made from texts, written to `out`/tokenizer.json; `pattern` and `share` as in `pellucid.text`.
+    """A tokenizer made from texts, written to `out`/tokenizer.json; `pattern` and `sample` as in `pellucid.text`.
 
     `vocabulary` is of bpe and word, 8192 unless given; `field` of JSON lines, or column of tables, holds the text;
     `reading` says the rest of how files are found and read. The tokenizer's notes say what became of the files.
@@ -34,11 +34,11 @@ def train_tokenizer(
     if out is not None:
         check_destination(Path(out) / "tokenizer.json")
     n_vocab = vocabulary or (8192 if kind in LEARNED else None)
-    check_learning(kind, n_vocab, pattern=pattern, share=share)
+    check_learning(kind, n_vocab, pattern=pattern, sample=sample)
     reading = replace(reading or ReadOptions(), field=field) if field else reading
     corpus = read_corpus([str(path) for path in inputs], progress, reading)
     texts = told(corpus.texts(), sum(corpus.documents.n_characters), progress)
-    tokenizer = make_tokenizer(kind, texts, n_vocab, pattern=pattern, share=share)
+    tokenizer = make_tokenizer(kind, texts, n_vocab, pattern=pattern, sample=sample)
     tokenizer.notes = (
         *tokenizer.notes,
         *corpus.notes,

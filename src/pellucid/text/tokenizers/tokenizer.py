@@ -1,12 +1,20 @@
 """Train a tokenizer on a text, or load one from its files."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
 from pellucid.text.regular import read_regular
-from pellucid.text.tokenizers.base import SEPARATOR, Stream, Tokenizer, TokenizerError
+from pellucid.text.tokenizers.base import (
+    OPTIONS_FILE,
+    SEPARATOR,
+    NoEndError,
+    Stream,
+    Tokenizer,
+    TokenizerError,
+    token_name,
+)
 from pellucid.text.tokenizers.bpe import BPETokenizer, cut_at_borders
 from pellucid.text.tokenizers.external import ExternalTokenizer, read_external, wordpiece_json
 from pellucid.text.tokenizers.symbols import ByteTokenizer, CharTokenizer, read_symbols
@@ -29,6 +37,11 @@ __all__ = [
 Kind = Literal["bpe", "word", "char", "byte"]
 #: the kinds that take n_vocab
 LEARNED = ("bpe", "word")
+#: the least n_vocab of these kinds, and what it consists of
+LEAST_VOCABULARY = {
+    "bpe": (257, "the 256 bytes and the separator"),
+    "word": (3, "a word, the separator and the unknown"),
+}
 #: characters in a chunk of a sample
 SAMPLED = 4096
 #: bytes of a tokenizer's file; the largest in use have half of it
@@ -36,9 +49,9 @@ LONGEST_FILE = 1 << 26
 
 
 def learn_tokenizer(
-    kind: str, texts: Iterable[str], n_vocab: int | None = None, *, pattern: str = "gpt2", share: float = 1.0
+    kind: str, texts: Iterable[str], n_vocab: int | None = None, *, pattern: str = "gpt2", sample: float = 1.0
 ) -> Tokenizer:
-    """Train a tokenizer on `texts`, or on an evenly spread `share` of them (its `notes` say so).
+    """Train a tokenizer on `texts`, or on an evenly spread `sample` (a share) of them (its `notes` say so).
 
     bpe   byte-level BPE of `n_vocab` ids, or fewer where the texts hold no more pairs (its `notes` say so)
     word  the most frequent words of the texts, the separator and the unknown, `n_vocab` ids or fewer
@@ -48,35 +61,37 @@ def learn_tokenizer(
     bpe first divides text by a `pattern`: gpt2, gpt4, word-end (the blank after a word belongs to it) or none.
     Only bpe and word take `n_vocab`: the other two have as many ids as their units. Raises TokenizerError.
     """
-    check_learning(kind, n_vocab, pattern=pattern, share=share)
+    check_learning(kind, n_vocab, pattern=pattern, sample=sample)
     if kind in LEARNED:
         assert n_vocab is not None
-        if share < 1:
-            texts = evenly(texts, share)
+        if sample < 1:
+            texts = evenly(texts, sample)
         tokenizer = (
             BPETokenizer.train(texts, n_vocab, pattern) if kind == "bpe" else WordTokenizer.train(texts, n_vocab)
         )
-        if share < 1:
+        if sample < 1:
             tokenizer.notes = (
                 *tokenizer.notes,
-                f"the tokenizer was trained on {share:.3g} of the training text, evenly spread",
+                f"the tokenizer was trained on {sample:.3g} of the training text, evenly spread",
             )
         return tokenizer
     return CharTokenizer.train(texts) if kind == "char" else ByteTokenizer()
 
 
-def check_learning(kind: str, n_vocab: int | None, *, pattern: str = "gpt2", share: float = 1.0) -> None:
+def check_learning(kind: str, n_vocab: int | None, *, pattern: str = "gpt2", sample: float = 1.0) -> None:
     """Raise TokenizerError if these options of `learn_tokenizer` do not go together, before any text is read."""
     if kind not in get_args(Kind):
         raise TokenizerError(f"tokenizer kind {kind!r}: choose one of {', '.join(get_args(Kind))}")
     if kind != "bpe" and pattern != "gpt2":
         raise TokenizerError(f"pattern = {pattern!r}: tokenizer kind {kind!r} has none; leave it out")
-    if not 0 < share <= 1:
-        raise TokenizerError(f"share = {share}: expected a share of the text above 0, and 1 for all of it")
+    if not 0 < sample <= 1:
+        raise TokenizerError(f"sample = {sample}: expected a share of the text above 0, and 1 for all of it")
     if kind in LEARNED and n_vocab is None:
         raise TokenizerError(f"tokenizer kind {kind!r} needs n_vocab, the number of ids to learn")
-    if kind not in LEARNED and share < 1:
-        raise TokenizerError(f"share = {share}: tokenizer kind {kind!r} is trained on all of the text; leave it out")
+    if kind in LEARNED and n_vocab is not None and n_vocab < (least := LEAST_VOCABULARY[kind])[0]:
+        raise TokenizerError(f"n_vocab = {n_vocab}: tokenizer kind {kind!r} needs at least {least[0]}, {least[1]}")
+    if kind not in LEARNED and sample < 1:
+        raise TokenizerError(f"sample = {sample}: tokenizer kind {kind!r} is trained on all of the text; leave it out")
     if kind not in LEARNED and n_vocab is not None:
         raise TokenizerError(f"n_vocab = {n_vocab}: tokenizer kind {kind!r} has as many ids as its units; leave it out")
 
@@ -90,11 +105,15 @@ def evenly(texts: Iterable[str], share: float) -> Iterator[str]:
             yield chunk
 
 
-def load_tokenizer(path: str | Path, *, trust: bool = False) -> Tokenizer:
+def load_tokenizer(path: str | Path, *, trust: bool = False, ends: Sequence[int] = ()) -> Tokenizer:
     """Load a tokenizer from a tokenizer.json or a vocab.txt, or from a folder with one of these or with GPT-2's two
     files.
 
-    `trust` accepts patterns and normalizers that are not known to be safe. Raises TokenizerError.
+    trust   accept patterns and normalizers that are not known to be safe
+    ends    ids that may end a text, such as eos_token_id of a model's config.json; the first is taken where neither a
+            special token of a known name nor eos_token in the tokenizer_config.json beside the file does
+
+    Raises TokenizerError, and NoEndError where nothing says which token ends a text.
     """
     path = Path(path)
     files = tokenizer_files(path)
@@ -106,38 +125,64 @@ def load_tokenizer(path: str | Path, *, trust: bool = False) -> Tokenizer:
     first = files[0]
     texts = [_read(file) for file in files]
     try:
-        if first.suffix == ".txt":
-            return ExternalTokenizer(wordpiece_json(*texts))
-        if len(texts) > 1:
-            return BPETokenizer.from_merges(*texts)
-        content = json.loads(texts[0])
-        if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-            raise TokenizerError("this JSON is not a tokenizer.json: it has no model entry")
-        own = read_symbols(content) or read_words(content) or read_external(texts[0], content, trust=trust)
-        return own or BPETokenizer(texts[0], trust=trust)
+        try:
+            return _tokenizer_of(first, texts, trust)
+        except NoEndError:
+            return _tokenizer_of(first, texts, trust, (*_ends_named_beside(first), *ends))
     except TokenizerError as error:
-        raise TokenizerError(f"{first}: {error}") from None
+        raise type(error)(f"{first}: {error}") from None
     except (json.JSONDecodeError, RecursionError) as error:
         raise TokenizerError(f"{first}: not valid JSON: {error}") from None
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise TokenizerError(f"{first} is damaged: {error!r}") from error
 
 
+def _tokenizer_of(first: Path, texts: Sequence[str], trust: bool, ends: Sequence[str | int] = ()) -> Tokenizer:
+    """The tokenizer of the files with these texts, of which `first` is the first."""
+    if first.suffix == ".txt":
+        return ExternalTokenizer(wordpiece_json(*texts), ends=ends)
+    if len(texts) > 1:
+        return BPETokenizer.from_merges(*texts)
+    content = json.loads(texts[0])
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        raise TokenizerError("this JSON is not a tokenizer.json: it has no model entry")
+    own = read_symbols(content) or read_words(content) or read_external(texts[0], content, trust=trust, ends=ends)
+    return own or BPETokenizer(texts[0], trust=trust, ends=ends)
+
+
+def _ends_named_beside(file: Path) -> list[str]:
+    """The name of the token that ends a text, if the tokenizer_config.json beside a tokenizer's file has it."""
+    path = file.with_name(OPTIONS_FILE)
+    if not path.exists():
+        return []
+    try:
+        options = json.loads(_read(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise TokenizerError(f"{path.name} beside it is not valid JSON: {error}") from None
+    name = token_name(options.get("eos_token")) if isinstance(options, dict) else ""
+    return [name] if name else []
+
+
 def tokenizer_files(path: Path) -> list[Path]:
-    """The files of the tokenizer at a path: tokenizer.json; GPT-2's two files; or vocab.txt and, if it exists, its
-    tokenizer_config.json. An empty list if there is no tokenizer.
+    """The files of the tokenizer at a path: tokenizer.json; or GPT-2's two files, or vocab.txt, and their
+    tokenizer_config.json if it exists. An empty list if there is no tokenizer.
     """
     if path.is_dir() and not (path / "tokenizer.json").exists():
         for pair in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
             files = [path / name for name in pair]
             if all(file.exists() for file in files):
-                return files
+                return _with_options(files)
     if path.is_dir():
         path = path / ("tokenizer.json" if (path / "tokenizer.json").exists() else "vocab.txt")
     if not path.exists():
         return []
-    options = path.with_name("tokenizer_config.json")
-    return [path, options] if path.suffix == ".txt" and options.exists() else [path]
+    return _with_options([path]) if path.suffix == ".txt" else [path]
+
+
+def _with_options(files: list[Path]) -> list[Path]:
+    """The files, and the tokenizer_config.json beside them if it exists."""
+    options = files[0].with_name(OPTIONS_FILE)
+    return [*files, options] if options.exists() else files
 
 
 def _read(path: Path) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pellucid.destination import flush_files, flush_folder
+from pellucid.destination import flush_files, flush_folder, naming
 from pellucid.text.locking import lock
 from pellucid.text.read.chunks import TextChunk
 from pellucid.text.split import PARTS, Split
@@ -159,7 +159,8 @@ def finish_folder(split: Split, tokenizer: Tokenizer, folder: Path, parts: dict[
         "parts": parts,
         "held_out": {"note": split.note, "documents": split.held_out_documents()},
     }
-    with (folder / "manifest.json").open("w", encoding="utf-8", newline="\n") as file:
+    path = folder / "manifest.json"
+    with naming(path), path.open("w", encoding="utf-8", newline="\n") as file:
         json.dump(manifest, file, indent=1)
 
 

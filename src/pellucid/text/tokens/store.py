@@ -189,7 +189,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The differences between two manifests, one line for each file or option; empty if there are none."""
+    """The differences between two manifests, one line for each file or option, for the tokenizer and for the chat
+    template; empty if there are none.
+    """
     before, after = ({_named(s): s for s in manifest["sources"]} for manifest in (old, new))
     lines = [f"{path} is gone" for path in before if path not in after]
     lines += [f"{path} is new" for path in after if path not in before]
@@ -201,6 +203,8 @@ def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     if one["hash"] != other["hash"]:
         told = (f"{t['kind']} {t['hash'][:12]} of {t['n_vocab']} ids" for t in (one, other))
         lines.append("the tokenizer changed, from {} to {}".format(*told))
+    if "chat_template" in old and old["chat_template"] != new.get("chat_template"):
+        lines.append("the chat template changed")
     for name in old["split"].keys() | new["split"].keys():
         if old["split"].get(name) != new["split"].get(name):
             lines.append(f"the split's {name} changed, from {old['split'].get(name)} to {new['split'].get(name)}")

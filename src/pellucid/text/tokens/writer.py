@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from pellucid.destination import naming
 from pellucid.text.tokens.store import FORMAT, HEADER, MAGIC, check_ids, dtype_for
 
 
@@ -24,7 +25,7 @@ class PartWriter:
     """Writes one part into `folder`, in shards of at most `shard_tokens` ids.
 
     `unit` and `within` are where to continue: the number of units written, and the number of ids of the next one.
-    `n_unknown` counts ids equal to `unknown`.
+    `n_unknown` counts ids equal to `unknown`. An OSError of writing names the folder.
     """
 
     folder: Path
@@ -78,6 +79,10 @@ class PartWriter:
         Raises TokensError, and writes nothing, if an id is outside the vocabulary.
         """
         check_ids(ids, self.n_vocab)
+        with naming(self.folder):
+            self._add(ids, ends)
+
+    def _add(self, ids: np.ndarray, ends: Iterable[int]) -> None:
         skip, self.within = self.within, 0
         base = self.tokens - skip
         self.ends.extend(base + int(end) for end in ends if end > skip)
@@ -104,6 +109,10 @@ class PartWriter:
 
     def finish(self) -> dict[str, Any]:
         """End the last shard and return this part's entry in the manifest."""
+        with naming(self.folder):
+            return self._finish()
+
+    def _finish(self) -> dict[str, Any]:
         if self._file is not None:
             self._end(0)
         ends = np.array(self.ends, dtype=np.int64)
@@ -115,7 +124,8 @@ class PartWriter:
     def close(self) -> None:
         """Close the open file, and leave an unfinished shard as it is."""
         if self._file is not None:
-            self._file.close()
+            with naming(self.folder):
+                self._file.close()
 
     def _begin(self) -> None:
         name = f"{self.name}-{len(self.shards):05d}.bin"
