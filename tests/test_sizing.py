@@ -535,7 +535,7 @@ def test_a_run_is_sized_and_says_so(tmp_path, monkeypatch, capsys):
 
 
 def test_explaining_needs_sizes_that_are_open(tmp_path):
-    with pytest.raises(RecipeError, match="was given no preset, recipe and sizes"):
+    with pytest.raises(RecipeError, match="no starting model, preset, recipe or sizes"):
         pellucid.train(tmp_path, preset="small", minutes=1, explain=True)
-    with pytest.raises(RecipeError, match="has a length in minutes"):
+    with pytest.raises(RecipeError, match="takes a length in minutes"):
         pellucid.train(tmp_path, steps=100, explain=True)

@@ -181,8 +181,6 @@ def convert(
         )
     progress("writing the weights", 0, 0)
     left_out = sentences_on_conversion(model, layout)
-    if layout == "gguf" and find_spec("gguf") is None:
-        raise FolderError(f"{destination}: GGUF files are written by the package gguf: pip install gguf")
     with written_aside(destination, single_file=layout == "gguf") as folder:
         n_bytes, parity = WRITERS[layout](model, folder, goal)
         exported_family, written = goal.exported(model) if layout == "huggingface" else (None, model)
@@ -215,6 +213,8 @@ def check_request(
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise FamilyError(f"there is no family {family!r}: {hint}choose one of {', '.join(known)}")
     layout = to or ("gguf" if destination.suffix == ".gguf" else None)
+    if layout == "gguf" and find_spec("gguf") is None:
+        raise FolderError(f"{destination}: GGUF files are written by the package gguf: pip install gguf")
     if family is not None and layout not in (None, "huggingface", "adapter"):
         raise FolderError(f"family = {family} applies to to = huggingface, not {layout}: leave it out")
     if weights is not None and layout != "gguf":

@@ -470,6 +470,7 @@ def heads_over(
     rows: int | None = None,
     period: int | None = None,
     seed: int | None = None,
+    trust: bool = False,
     **options: Unpack[InputOptions],
 ) -> dict[int, Heads]: ...
 
@@ -483,6 +484,7 @@ def heads_over(
     rows: int | None = None,
     period: int | None = None,
     seed: int | None = None,
+    trust: bool = False,
     **options: Unpack[InputOptions],
 ) -> dict[str, Heads]: ...
 
@@ -496,6 +498,7 @@ def heads_over(
     rows: int | None = None,
     period: int | None = None,
     seed: int | None = None,
+    trust: bool = False,
     **options: Unpack[InputOptions],
 ) -> dict[int, Heads] | dict[str, Heads]:
     """The scores of the heads at each checkpoint of a model: how they came to do what they do.
@@ -505,6 +508,7 @@ def heads_over(
     model      a run, whose results are by step; or a name on the Hugging Face hub, whose results are by revision
     steps      which checkpoints of a run, all of them unless given
     revisions  which revisions of a name on the hub, such as ["step1", "step1000", "step143000"]
+    trust      as for `load`
 
     The other options are those of `LanguageModel.heads`. Raises ModelError for revisions of a run, steps of a name on
     the hub, and a name on the hub without revisions.
@@ -519,7 +523,7 @@ def heads_over(
     def scores(checkpoint: str = "best", revision: str | None = None) -> Heads:
         # an error that the hub's client has handled refers to the frames that called it, which hold the last model
         gc.collect()
-        opened = load(model, checkpoint=checkpoint, revision=revision)
+        opened = load(model, checkpoint=checkpoint, revision=revision, trust=trust)
         return opened.heads(text, rows=rows, period=period, seed=seed, **options)
 
     if revisions is not None:

@@ -27,9 +27,10 @@ from pellucid.runs.pipeline import NO_FOLDER, OF_MACHINE, Run, computed_here, fo
 from pellucid.runs.processes import ALONE, Processes, world_size
 from pellucid.runs.reporter import PlainReporter, QuietReporter
 from pellucid.starting_model import base_weights, open_starting_model
+from pellucid.text.ids import IdTokenizer
 from pellucid.training.config import ParallelOptions
 from pellucid.training.kinds import LOADERS, kind_of
-from pellucid.training.load import read_recipe
+from pellucid.training.load import keep_base, read_recipe
 from pellucid.training.recipe import (
     Recipe,
     check_changes,
@@ -176,14 +177,16 @@ def train(
         raise RecipeError(f"{what}, and {world_size()} were started: leave out --processes")
     if kind != "transformer":
         of_transformers: dict[str, Any] = {"preset": preset, "recipe": recipe, "from": from_model, "opens_in": opens_in}
-        of_transformers |= {"mix": mix, "explain": explain, "trust": trust}
+        of_transformers |= {"mix": mix, "explain": explain}
         if not_here := [name for name, value in of_transformers.items() if value]:
             raise RecipeError(f"{not_here[0]} applies to a transformer, not to predictor = {kind}: leave it out")
         if kind != IMAGES:
             predictor_kind = cast(PredictorKind, kind)
             return train_predictor(
-                *inputs, kind=predictor_kind, out=out, fields=changes, resume=resume, show=show, **length
+                *inputs, kind=predictor_kind, out=out, fields=changes, resume=resume, show=show, trust=trust, **length
             )
+        if trust:
+            raise RecipeError("trust is about tokenizers, and an image classifier has none: leave it out")
         if "text.held_out_files" in changes:
             raise RecipeError("an image classifier holds out a share of its images, no files: give --held-out 0.1")
         return train_images(*inputs, out=out, fields=changes, resume=resume, show=show, **length)
@@ -326,6 +329,11 @@ def start_from(
     if (Path(model) / "recipe.json").exists() and (kind := kind_of(Path(model))) != "transformer":
         raise ModelError(f"{model} is a run of kind {kind}: --from needs a transformer")
     source = open_starting_model(model, revision, trust=trust)
+    if isinstance(source.tokenizer, IdTokenizer):
+        raise ModelError(
+            f"{model} has no tokenizer that can be used, with which a run that starts from it would read text: give a "
+            "model that has one"
+        )
     run_recipe = replace(make_recipe_on(source.architecture, paths, changes, start), base=source.base)
     opened = {"tokenizer": source.tokenizer, "chat_template": source.chat_template, "weights": source.weights}
     return run_recipe, opened
@@ -354,9 +362,13 @@ def resume_transformer(
             f"{out} cannot be resumed with --for {opens_in}: it was trained for {recipe.opens_in or 'no target'}; "
             "leave it out, or start a new run"
         )
-    moved = changes.pop("text.held_out_files", ()) if recipe.text.held_out_files else ()
+    moved = changes.get("text.held_out_files", ()) if recipe.text.held_out_files else ()
+    if moved:
+        changes["text.held_out_files"] = recipe.text.held_out_files  # wherever they lie now
+    # rows that look like conversations are refused without a field, which runs of earlier versions do not name
+    field = changes.pop("text.field", "") if not recipe.text.field else recipe.text.field
     # the layout of the processes changes nothing that is computed: it is asked for, kept, or chosen anew
-    asked = overlay(replace(recipe, parallel=ParallelOptions()), preset, changes, start)
+    asked = overlay(replace(recipe, parallel=ParallelOptions()), preset, changes, start, processes.n)
     if changed := differences(recipe, asked):
         raise RecipeError(
             f"{out} cannot be resumed with other options ({'; '.join(changed[:3])}): leave them out, or start a new "
@@ -365,7 +377,9 @@ def resume_transformer(
     # a run that started from a model and has lost its checkpoints begins again with that model's weights
     needs_base = recipe.base is not None and (recipe.adapt.rank or not steps_of(Path(out)))
     weights = base_weights(recipe, trust) if needs_base else None
-    text = replace(recipe.text, held_out_files=moved or recipe.text.held_out_files)
+    if recipe.adapt.rank:
+        keep_base(recipe.base)
+    text = replace(recipe.text, held_out_files=moved or recipe.text.held_out_files, field=field)
     keeps_layout = asked.parallel == ParallelOptions() and math.prod(recipe.parallel.sizes.values()) == processes.n
     layout = recipe.parallel if keeps_layout else asked.parallel
     moved_recipe = replace(recipe, inputs=inputs or recipe.inputs, text=text, parallel=layout)

@@ -199,13 +199,12 @@ def test_values_that_are_right_are_taken(tmp_path):
     check_arguments(score_command, {"model": "openai-community/gpt2", "file": "-"})
 
 
-def test_trust_is_for_transformers_alone(tmp_path):
-    """The tokenizers of predictors are not read with it, so that it would be ignored."""
-    (tmp_path / "recipe.json").write_text('{"kind": "ngram"}')
-    with pytest.raises(OptionError, match=r"--trust applies to a transformer, but .* is a run of another kind: leave"):
+def test_trust_is_for_what_has_a_tokenizer(tmp_path):
+    (tmp_path / "recipe.json").write_text('{"kind": "image-classifier"}')
+    with pytest.raises(OptionError, match=r"--trust is about tokenizers, and .* classifies images: leave it out"):
         loaded_from(str(tmp_path), CheckpointOptions(trust=True))
-    with pytest.raises(ValueError, match="trust applies to a transformer, not to predictor = ngram"):
-        pellucid.train(tmp_path, predictor="ngram", trust=True)
+    with pytest.raises(ValueError, match="trust is about tokenizers, and an image classifier has none"):
+        pellucid.train(tmp_path, predictor="image-classifier", trust=True)
 
 
 # Destinations -----------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import pellucid
 from pellucid.cli import main
+from pellucid.hub.folder import LoadWarning
+from pellucid.language_model import ModelError, heads_over
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.options import RecipeError
 from pellucid.text.tokenizers.tokenizer import TokenizerError, learn_tokenizer
@@ -130,3 +132,22 @@ def test_a_model_whose_tokenizer_needs_trust_is_used_with_it(desk, capsys):
     with pytest.raises(TokenizerError, match="pass --trust"):
         pellucid.train(text, out=folder / "new", steps=1, fields=fields)
     pellucid.train(text, out=folder / "new", steps=1, fields=fields, trust=True)
+    assert heads_over(folder / "new", trust=True)
+    # and one of an n-gram, which can then be mixed with the model
+    counting = {"tokenizer": str(given / "tokenizer.json"), "order": 2}
+    with pytest.raises(TokenizerError, match="pass --trust"):
+        pellucid.train(text, out=folder / "counted", predictor="ngram", fields=counting)
+    pellucid.train(text, out=folder / "counted", predictor="ngram", fields=counting, trust=True)
+    words = ["score", str(folder / "new"), str(text), "--mix", str(folder / "counted"), "--mix-weight", "0.5"]
+    assert main(words) == 2
+    assert main([*words, "--trust"]) == 0
+
+
+def test_a_model_without_a_tokenizer_is_refused_before_the_text_is_read(desk):
+    """Ids in digits stand in for one where a text is generated or scored, and a run cannot keep them."""
+    folder, tokenizer = desk
+    given = write_theirs(folder / "given", "gpt2", tokenizer)
+    (given / "tokenizer.json").unlink()
+    with pytest.warns(LoadWarning), pytest.raises(ModelError, match="has no tokenizer that can be used"):
+        pellucid.train(folder / "text.txt", out=folder / "run", from_model=given, steps=1, fields=FIELDS)
+    assert not (folder / "run").exists()

@@ -129,7 +129,6 @@ HOSTILE = {
     "width is a list": config(n_embd=[16]),
     "an epsilon of text": config(layer_norm_epsilon="small"),
     "an unknown family": config(model_type="evil"),
-    "code of its own": config(model_type="evil", auto_map={"AutoModelForCausalLM": "evil.Model"}),
     "quantised": config(quantization_config={"bits": 4}),
     "nested config": file("config.json", "[" * 100_000 + "]" * 100_000),
     "config is a list": file("config.json", "[]"),

@@ -110,7 +110,7 @@ def test_the_commands_mix(runs, parts, capsys):
     assert main(["score", learned, str(runs / "chapter.txt"), "--mix-weight", "0.25"]) == 2
     assert "needs --mix" in capsys.readouterr().err
     assert main(["generate", learned, "Speak", "--mix", counted, "--speculate", "4"]) == 2
-    assert "--speculate needs a transformer, and " in capsys.readouterr().err
+    assert "--speculate works on a transformer alone, and --mix adds an n-gram" in capsys.readouterr().err
     assert main(["score", counted, str(runs / "chapter.txt"), "--stride", "4"]) == 2
     assert "--stride needs a transformer, and " in capsys.readouterr().err
     assert main(["plan", counted]) == 2

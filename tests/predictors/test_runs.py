@@ -362,7 +362,8 @@ def test_a_mixture_fitted_for_another_checkpoint_is_refused(tmp_path, text):
 def test_a_mixture_that_could_not_be_counted_is_refused_before_training(
     tmp_path, text, monkeypatch, order, n_bytes, reason
 ):
-    monkeypatch.setattr("pellucid.predictors.trainable.memory_bytes", lambda device: n_bytes)
+    for name in ("memory_bytes", "free_bytes"):
+        monkeypatch.setattr(f"pellucid.predictors.trainable.{name}", lambda device: n_bytes)
     monkeypatch.setattr("pellucid.predictors.trainable.PredictorTrainable.build", lambda self: pytest.fail("it trains"))
     with pytest.raises(RecipeError, match=reason):
         small(text, "recurrent", tmp_path / "run", {"mixture": order})

@@ -199,7 +199,7 @@ def test_patterns_and_what_they_leave_out(tmp_path):
     put(tmp_path, "binary.txt", b"\0\0")
     assert texts_of(tmp_path / "*.txt") == ["a.txt"]
     assert texts_of(tmp_path / "**" / "*.txt") == ["a.txt", "deep/c.txt", "deep/er/e.txt"]
-    refused(tmp_path / "*.rst", "no file matches this pattern")
+    refused(tmp_path / "*.rst", "no file but hidden ones and those of runs matches this pattern")
     assert texts_of(tmp_path, include="*.md, *.log") == ["b.md", "deep/d.log"]
     assert texts_of(tmp_path, include="*.txt", exclude="er,a.*") == ["deep/c.txt"]
     assert texts_of(tmp_path, exclude="deep/*") == ["a.txt", "b.md"]
@@ -555,8 +555,9 @@ def test_conversations_are_not_read_as_the_text_of_their_ids(tmp_path):
         (tmp_path / "a.parquet").unlink()
         file = put(tmp_path, "a.jsonl", json.dumps({"text": "read", field: turns}))
         assert texts_of(file) == ["read"]
-        file = put(tmp_path, "a.jsonl", json.dumps({"title": "read", field: 2}))
-        assert texts_of(file) == ["read"]
+        for other in (2, [], ["Hi", "Hello"]):
+            file = put(tmp_path, "a.jsonl", json.dumps({"title": "read", field: other}))
+            assert texts_of(file) == ["read"]
 
 
 def test_a_file_called_as_standard_input_is(tmp_path):
@@ -869,7 +870,7 @@ def test_all_that_is_not_there_is_said_at_once(tmp_path):
     with pytest.raises(DocumentError) as e:
         read_corpus([tmp_path / name for name in ("a.txt", "b.txt", "c*")])
     lines = str(e.value).splitlines()
-    assert ["b.txt: there is no" in lines[0], "c*: no file matches" in lines[1]] == [True, True]
+    assert ["b.txt: there is no" in lines[0], "c*: no file but hidden ones" in lines[1]] == [True, True]
 
 
 def test_a_damaged_data_set_is_one_of_the_files_that_cannot_be_read(tmp_path):

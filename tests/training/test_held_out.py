@@ -13,7 +13,15 @@ from pellucid.predictors.recipe import make_predictor_recipe
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.options import RecipeError
 from pellucid.text.read.documents import DocumentError
-from pellucid.training.recipe import Recipe, check_changes, make_recipe, make_recipe_on, read_recipe_file
+from pellucid.training.recipe import (
+    Recipe,
+    check_changes,
+    differences,
+    make_recipe,
+    make_recipe_on,
+    overlay,
+    read_recipe_file,
+)
 from pellucid.training.text_parts import add_held_out, held_out_fields
 
 TINY = {name: value for name, value in FIELDS.items() if name != "steps"}
@@ -99,6 +107,10 @@ def test_what_is_asked_for_takes_the_place_of_how_the_recipe_holds_out(tmp_path)
     assert (recipe.text.held_out_files, recipe.text.held_out) == ((), 0.2)
     with pytest.raises(RecipeError, match="are both given"):
         make_recipe(("y",), None, {"text.held_out": 0.2, "text.held_out_files": ("b.txt",)}, share)
+    # the same words on the run that they have started
+    for written, changes in ((share, {"text.held_out_files": ("b.txt",)}), (files, {"text.held_out": 0.2})):
+        run = make_recipe(("y",), None, changes, written)
+        assert not differences(run, overlay(run, None, changes, written))
 
 
 def test_a_recipe_that_names_no_rule_has_the_earlier_one(tmp_path):

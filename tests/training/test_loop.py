@@ -301,7 +301,7 @@ def test_compiling_pays_where_it_saves_more_than_it_costs(monkeypatch):
     assert not device.compile_pays(CPU, 0.1, 100)[0]
     assert device.compile_pays(CPU, 0.1, 100_000)[0]
     monkeypatch.setattr(device, "has_command", lambda *names: False)
-    said = "compiled: no, as there is no C++ compiler here (g++ or clang++)"
+    said = "compiled: no (there is no C++ compiler here (g++ or clang++))"
     assert device.compile_pays(CPU, 0.1, 100_000) == (False, said)
 
 
@@ -311,7 +311,7 @@ def test_on_cuda_compiling_needs_triton_a_c_compiler_and_a_newer_gpu(monkeypatch
     monkeypatch.setattr(device, "has_command", lambda *names: has_c[0])
     monkeypatch.setattr(device.sys, "platform", "linux")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[0])
-    assert device.compile_pays(cuda, 0.1, 100_000) == (False, "compiled: no, as Triton is not installed here")
+    assert device.compile_pays(cuda, 0.1, 100_000) == (False, "compiled: no (Triton is not installed here)")
     has_triton[0] = True
     assert device.compiling_lacks(cuda) == "there is no C compiler here (gcc or clang)"
     has_c[0] = True

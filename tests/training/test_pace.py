@@ -235,8 +235,13 @@ def test_the_minutes_of_an_unfinished_run_given_again_are_those_it_has(text, tmp
         then = clock.now
         done = resume(run, minutes=0.5)
         assert clock.now - then < 15
-    assert done.recipe.segments == first.recipe.segments
-    assert done.step == first.step
+        assert (done.step, done.recipe.segments) == (first.step, first.recipe.segments)
+        longer = resume(run, minutes=0.3)
+        shutil.rmtree(folder_of(run, longer.step))
+        then = clock.now
+        done = resume(run, minutes=0.3)  # those of the second schedule, which is unfinished
+        assert clock.now - then < 15
+        assert (done.step, done.recipe.segments) == (longer.step, longer.recipe.segments)
 
 
 def test_what_is_at_most_read_so_often_does_not_become_more(text, tmp_path, monkeypatch):
@@ -360,6 +365,30 @@ def test_a_held_out_token_takes_what_it_takes_in_the_median_batch(text, tmp_path
     n_batches = -(-made[0].n_held_out // 8)
     expected = sorted(([9.0, 3.0, 2.0, 5.0, 4.0] * 1000)[:n_batches])
     assert made[0].took["token"] == pytest.approx(statistics.median(expected) / 1e6, rel=1e-3)
+
+
+@pytest.mark.parametrize(("left", "micros"), [(2, 2.0), (0, 9.0)])
+def test_batches_beside_a_checkpoint_that_is_being_written_do_not_count(text, tmp_path, monkeypatch, left, micros):
+    """Even where they are most of them; where they are all, the quickest counts."""
+    with monkeypatch.context() as patch:
+        clock = Clock(patch, 0.5)
+        measured(patch, 0.5)
+        real, made, n_read = trainable.TransformerTrainable.held_out_sums, [], [0]
+
+        def is_writing(saver=None):
+            return n_read[0] < -(-made[0].n_held_out // 8) - left
+
+        def held_out_sums(self, batch):
+            clock.now += (9.0 + n_read[0] if is_writing() else 2.0) * batch.inputs.numel() / 1e6
+            n_read[0] += 1
+            return real(self, batch)
+
+        patch.setattr(trainable.TransformerTrainable, "held_out_sums", held_out_sums)
+        patch.setattr(Saver, "is_writing", property(is_writing))
+        patch.setattr(Pace, "end_of", lambda self, recipe, step: made.append(self) or 3)
+        fields = QUICK | {"batch": 1, "evaluate_every": 3, "evaluate_tokens": 40}
+        start(text, tmp_path / "run", Heard(), clock.sampler, minutes=1.0, **fields)
+    assert made[0].took["token"] == pytest.approx(micros / 1e6, rel=1e-3)
 
 
 def test_a_run_made_longer_and_killed_at_once_keeps_its_new_length(text, tmp_path, monkeypatch):

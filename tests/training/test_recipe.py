@@ -15,7 +15,7 @@ from pellucid.architecture import Architecture, Attention, field_type
 from pellucid.option_values import ArchitectureError, parse_value
 from pellucid.presets import PRESETS, gated_width, preset
 from pellucid.runs.length import with_length
-from pellucid.runs.options import RecipeError, TrainOptions
+from pellucid.runs.options import RecipeError, TrainOptions, with_train
 from pellucid.training.config import AdapterOptions, TextOptions
 from pellucid.training.recipe import (
     MASK_OBJECTIVE,
@@ -252,6 +252,11 @@ def test_what_leaves_a_field_open_asks_for_nothing_else():
     run = make_recipe(("a",), None, {"batch": 7, "precision": "bfloat16", "clip": 1.0, "n_vocab": 300})
     for changes in ({}, {"batch": "0"}, {"precision": "auto"}, {"batch": 7}, {"clip": "1"}):
         assert overlay(run, None, changes, None) == run
+    divided = with_train(run, batch=2, accumulate=3)  # by processes, from batch=3 and accumulate=2
+    assert overlay(divided, None, {"batch": 3, "accumulate": 2}, None) != divided
+    for changes in ({"batch": 3, "accumulate": "2"}, {"batch": 6}, {"batch": "1", "accumulate": 6}):
+        assert overlay(divided, None, changes, None, processes=2) == divided
+    assert overlay(divided, None, {"batch": 3, "accumulate": 3}, None, processes=2) != divided
     for changes in ({"batch": 8}, {"clip": 0}, {"d_ff": 5}, {"seed": 0}):
         assert overlay(run, None, changes, None) != run
     assert overlay(run, "small", {}, None) == run

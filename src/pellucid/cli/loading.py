@@ -37,10 +37,10 @@ def open_any(model: str, options: CheckpointOptions) -> "LanguageModel | Predict
     if not (Path(model) / "recipe.json").exists():
         return pellucid.load(model, revision=options.revision or None, device=options.device, trust=options.trust)
     loader = LOADERS[kind_of(Path(model))]
-    of_transformers = {"trust": True} if options.trust else {}
-    if of_transformers and loader != "load":
-        raise OptionError(f"--trust applies to a transformer, but {model} is a run of another kind: leave it out")
-    return getattr(pellucid, loader)(model, checkpoint=options.checkpoint, device=options.device, **of_transformers)
+    of_text = {"trust": True} if options.trust else {}
+    if of_text and loader == "load_images":
+        raise OptionError(f"--trust is about tokenizers, and {model} classifies images: leave it out")
+    return getattr(pellucid, loader)(model, checkpoint=options.checkpoint, device=options.device, **of_text)
 
 
 def mixed_from(model: str, options: MixOptions) -> Any:
@@ -51,7 +51,7 @@ def mixed_from(model: str, options: MixOptions) -> Any:
     if not options.mix:
         return loaded
 
-    other = None if options.mix == "auto" else open_any(options.mix, CheckpointOptions())
+    other = None if options.mix == "auto" else open_any(options.mix, CheckpointOptions(trust=options.trust))
     return transformer_of(loaded, model, "--mix").mixed_with(other, options.mix_weight)
 
 
@@ -59,6 +59,8 @@ def transformer_of(loaded: Any, name: str, option: str = "") -> Any:
     """The loaded model if it is a transformer. Raises ValueError for other predictors, and names the `option` that
     only a transformer has, where one was given.
     """
+    if getattr(loaded, "kind", "") == "mixture" and option:
+        raise ValueError(f"{option} works on a transformer alone, and --mix adds an n-gram: leave one of them out")
     if hasattr(loaded, "kind"):
         raise ValueError(
             f"{option} needs a transformer, and {name} holds a predictor of kind {loaded.kind}: leave it out"

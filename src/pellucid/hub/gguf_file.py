@@ -137,11 +137,19 @@ class GGUFFile(Folder):
         except ChatError as error:
             return None, [f"{error}; without one the model takes part in no conversation"]
 
+    @property
+    def end_ids(self) -> list[int]:
+        end = self.keys.get("tokenizer.ggml.eos_token_id")
+        return [end] if type(end) is int and 0 <= end < self.architecture.n_vocab else []
+
     def notes(self, tokenizer: Tokenizer) -> list[str]:
         notes, formats = super().notes(tokenizer), cast(OurTensors, self.shards).theirs.formats()
         if any(name not in EXACT for name, _ in formats):
             counts = ", ".join(f"{n} tensors as {name}" for name, n in formats)
-            notes.append(f"{self.path} holds {counts}: they are converted to float32, and their rounding stays")
+            notes.append(
+                f"{self.path} holds {counts}: they are converted to float32, and keep the rounding with which they "
+                "were stored"
+            )
         return notes
 
 

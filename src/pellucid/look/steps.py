@@ -400,7 +400,8 @@ class StepWriter:
             right += " - s_h (i - j)" if a.positions.kind == "alibi" else " + b_h [ r(i - j) ]"
             lines += [
                 "from pellucid.reference.layers import distances",
-                f"s = s + torch.from_numpy(distances({self.arch}, {self.n}, {self.n}, {table})).to(s.device)",
+                f"bias = torch.from_numpy(distances({self.arch}, {self.n}, {self.n}, {table}))",
+                "s = s + bias.to(s.dtype).to(s.device)",
             ]
         if kind == "attn":
             window = a.window(layer)

@@ -101,8 +101,10 @@ def heads_forming(session: Session, body: HeadsBody) -> Iterator[dict[str, Any]]
         raise InputError(
             f"step {unknown[0]}: this run has checkpoints of the steps {', '.join(map(str, session.steps))}"
         )
-    folder, text = session.opened.provenance.get("folder"), "" if body.text is None else f", text={body.text!r}"
-    code = f"from pellucid.language_model import heads_over\n\nheads_over({folder!r}{text})  # by step\n"
+    about, text = session.opened.provenance, "" if body.text is None else f", text={body.text!r}"
+    trusted = ", trust=True" if about.get("trust") else ""
+    call = f"heads_over({about.get('folder')!r}{text}{trusted})"
+    code = f"from pellucid.language_model import heads_over\n\n{call}  # by step\n"
     yield {
         "kind": "start",
         "steps": steps or [None],

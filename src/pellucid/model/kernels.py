@@ -103,7 +103,8 @@ def why_not_fused(a: Architecture) -> str:
 def fuses_groups(device: str, dtype: torch.dtype, is_masked: bool) -> bool:
     """Whether a fused kernel of this kind of device reads keys and values that several query heads share.
 
-    On CUDA one does without a mask of values, in numbers of two bytes; PyTorch would write A down for the others.
+    On CUDA one does, from Ampere on, without a mask of values and in numbers of two bytes; PyTorch would store all of A
+    for the others.
     """
     return device != "cuda" or (not is_masked and dtype in (torch.bfloat16, torch.float16))
 

@@ -22,7 +22,7 @@ from pellucid.runs.device import (
     CLEAR_GAIN,
     COMPILE_SECONDS,
     can_compile,
-    memory_bytes,
+    free_bytes,
     resolve_device,
 )
 from pellucid.runs.options import LENGTHS, RecipeError, with_train
@@ -175,9 +175,9 @@ def sizing_of(recipe: Recipe, options: Mapping[str, Any], *, open_: bool, explai
         return {"size": partial(size_to, options=options, explain=explain)}
     if explain:
         raise RecipeError(
-            "--explain describes how sizes are chosen: by a run that has a length in minutes, predicts the next token "
-            "or continues a prefix, starts from no model, and was given no preset, recipe and sizes, which is not so "
-            "here: leave it out"
+            "--explain describes how sizes are chosen, and those of this run are not: that takes a length in minutes, "
+            "an objective that predicts the next token or continues a prefix, and no starting model, preset, recipe or "
+            "sizes; leave it out"
         )
     return {}
 
@@ -196,7 +196,7 @@ def size_to(
     raise.
     """
     device = resolve_device(recipe.train.device)
-    room = 0.5 * memory_bytes(device)
+    room = 0.5 * free_bytes(device)
     scale = scale_of(recipe, device, poll)
     sizing = choose_size(recipe, text_properties(split), scale, room, seconds_to_step(recipe, device))
     known = {full_name(name) for name in options if name not in LENGTHS}

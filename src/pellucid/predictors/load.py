@@ -21,21 +21,23 @@ from pellucid.training.kinds import check_loader
 
 
 def load_predictor(
-    run: str | Path, *, checkpoint: str = "best", device: str = "auto", allow_nan: bool = False
+    run: str | Path, *, checkpoint: str = "best", device: str = "auto", allow_nan: bool = False, trust: bool = False
 ) -> Predictor:
     """Open a run of an n-gram, a neural probabilistic or a recurrent predictor.
 
     `checkpoint` is best (lowest held-out loss), last, or the number of a step. A mixture is the network at its best
-    checkpoint with the n-gram; other checkpoints are the network alone. Raises ValueError where there is no predictor,
-    it is damaged, or, unless `allow_nan`, its weights hold NaN or infinity.
+    checkpoint with the n-gram; other checkpoints are the network alone. `trust` accepts a tokenizer whose patterns are
+    not known to be safe. Raises ValueError where there is no predictor, it is damaged, or, unless `allow_nan`, its
+    weights hold NaN or infinity.
     """
     run = Path(run)
     check_loader(run, "load_predictor")
-    recipe, tokenizer = read_predictor_recipe(run), load_tokenizer(run).bare()
+    recipe, tokenizer = read_predictor_recipe(run), load_tokenizer(run, trust=trust).bare()
+    provenance: dict[str, Any] = {"folder": str(run), **({"trust": True} if trust else {})}
     if recipe.kind == "ngram":
         if checkpoint not in ("best", "last"):
             raise CheckpointError(f"checkpoint {checkpoint!r}: an n-gram has no checkpoints, so leave it out")
-        return Predictor(Counted(NGram.load(run / "ngram")), tokenizer, recipe.kind, {"folder": str(run)})
+        return Predictor(Counted(NGram.load(run / "ngram")), tokenizer, recipe.kind, provenance)
     network, step = at_checkpoint(recipe, run, checkpoint)
     check_finite(network, f"{run}, step {step}", allow_nan)
     network = network.to(resolve_device(device))
@@ -48,7 +50,7 @@ def load_predictor(
                 f"checkpoint = {step}"
             )
         network = Mixture(network, Counted(NGram.load(run / "ngram")), about["weight"])
-    return Predictor(network.eval(), tokenizer, recipe.kind, {"folder": str(run), "step": step})
+    return Predictor(network.eval(), tokenizer, recipe.kind, {**provenance, "step": step})
 
 
 def at_checkpoint(recipe: PredictorRecipe, run: Path, checkpoint: str) -> tuple[nn.Module, int]:

@@ -30,6 +30,7 @@ def train_predictor(
     tokens: int | None = None,
     epochs: float | None = None,
     show: bool = False,
+    trust: bool = False,
 ) -> Run[PredictorRecipe]:
     """Train a predictor on text files and folders, into the run folder `out` (runs/NAME unless given).
 
@@ -39,6 +40,7 @@ def train_predictor(
     resume   continue the run in `out` exactly; a length makes it longer, and of the fields the device and train.compile
              may change. An n-gram is counted once and not resumed
     minutes, steps, tokens, epochs   the length, at most one; 10 minutes unless given; not for ngram
+    trust    accept a tokenizer whose patterns are not known to be safe; such a run is loaded with trust too
 
     The same options give the same split and tokenizer as for a transformer, so held-out losses (nats per token)
     compare. Raises ValueError, with nothing written, when the text or an option is wrong.
@@ -54,12 +56,12 @@ def train_predictor(
         written = recipe_to_resume(Path(out), kind, words.keys() - set(OF_MACHINE))
         recipe = replace(written, inputs=tuple(map(str, inputs)) or written.inputs)
         recipe = computed_here(recipe, words, reporter)
-        return resume_run(PredictorTrainable(recipe), Path(out), length, reporter, written)
+        return resume_run(PredictorTrainable(recipe, trust), Path(out), length, reporter, written)
     if not inputs:
         raise RecipeError("no text was named: give at least one file or folder")
     recipe = make_predictor_recipe(tuple(str(Path(p)) for p in inputs), kind, fields or {}, length)
     check_tokenizer(recipe.text)
-    startable = NGramRun(recipe) if kind == "ngram" else PredictorTrainable(recipe)
+    startable = NGramRun(recipe, trust) if kind == "ngram" else PredictorTrainable(recipe, trust)
     return start_run(startable, None if out is None else Path(out), reporter)
 
 

@@ -23,7 +23,7 @@ from pellucid.predictors.ngram_baselines import baseline
 from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.recipe import PredictorRecipe, described_by_text
 from pellucid.runs.checkpoint import best_step, write_json
-from pellucid.runs.device import memory_bytes, resolve_device
+from pellucid.runs.device import free_bytes, memory_bytes, resolve_device
 from pellucid.runs.interrupt import Interruption, Phase
 from pellucid.runs.length import plan_in_time, resolve_intervals, resolve_steps
 from pellucid.runs.measure import measure_step
@@ -46,14 +46,14 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
     tokens: Tokens
     finish_name = "mixing with an n-gram"
 
-    def __init__(self, recipe: PredictorRecipe):
-        self.recipe = recipe
+    def __init__(self, recipe: PredictorRecipe, trust: bool = False):
+        self.recipe, self.trust = recipe, trust
 
     def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
         resolve_device(self.recipe.train.device)  # raise before the text is read
-        tokenizer = load_tokenizer(run_dir) if run_dir else None
+        tokenizer = load_tokenizer(run_dir, trust=self.trust) if run_dir else None
         self.recipe, self.corpus, self.tokens, self.tokenizer = read_text(
-            self.recipe, reporter, tokenizer, interruption
+            self.recipe, reporter, tokenizer, interruption, trust=self.trust
         )
         self.recipe = described_by_text(self.recipe, self.tokenizer.n_vocab, self.tokenizer.separator)
         self.part, self.aside = trained_part(self.recipe, self.tokens)
@@ -101,7 +101,7 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
                     f"mixture = {recipe.mixture}: its share is fitted on text that is set aside, and this text is too "
                     "short for that: give more text, or leave mixture out"
                 )
-        need, have = 12 * recipe.train.batch * recipe.window * recipe.model.n_vocab, memory_bytes(self.device)
+        need, have = 12 * recipe.train.batch * recipe.window * recipe.model.n_vocab, free_bytes(self.device)
         if need > have:
             raise RecipeError(
                 f"the logits of {recipe.train.batch:,} sequences need {need / 2**30:,.1f} GiB in training and "
@@ -206,12 +206,14 @@ def count_part(part: Part, options: NGramOptions, poll: Callable[[], object] = l
 class NGramRun(CountedKind[PredictorRecipe]):
     """A run of an n-gram. It is counted and measured before its folder is written, so that a signal leaves no files."""
 
-    def __init__(self, recipe: PredictorRecipe):
-        self.recipe = recipe
+    def __init__(self, recipe: PredictorRecipe, trust: bool = False):
+        self.recipe, self.trust = recipe, trust
 
     def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
         resolve_device(self.recipe.train.device)
-        self.recipe, self.corpus, self.tokens, self.tokenizer = read_text(self.recipe, reporter, None, interruption)
+        self.recipe, self.corpus, self.tokens, self.tokenizer = read_text(
+            self.recipe, reporter, None, interruption, trust=self.trust
+        )
         self.recipe = described_by_text(self.recipe, self.tokenizer.n_vocab, self.tokenizer.separator)
 
     def prepare(self, interruption: Interruption, pace: Pace | None) -> list[str]:

@@ -118,7 +118,7 @@ def compile_pays(
     `saves` is the share of a step that it saves, that of COMPILE_SAVES unless given.
     """
     if not can_compile(device):
-        return False, f"compiled: no, as {compiling_lacks(device)}"
+        return False, f"compiled: no ({compiling_lacks(device)})"
     saved = seconds_per_step * n_steps * (COMPILE_SAVES[device.type] if saves is None else saves)
     pays = saved > CLEAR_GAIN * COMPILE_SECONDS[device.type]
     word = "yes" if pays else "no"

@@ -115,13 +115,17 @@ class Pace:
         if state.get("seconds_left", 0.0) <= 0:
             return None
         made = cls.from_now(state["seconds_left"])
-        made.total = max(60 * recipe.train.minutes, made.total)
+        made.total = state.get("seconds_in_all", max(60 * recipe.train.minutes, made.total))
         made.start(state["seconds_per_step"])
         return made
 
     def state(self) -> dict[str, float]:
         """What a run that is resumed needs to know."""
-        return {"seconds_left": round(self.left, 3), "seconds_per_step": self.per_step}
+        return {
+            "seconds_left": round(self.left, 3),
+            "seconds_per_step": self.per_step,
+            "seconds_in_all": self.total,
+        }
 
     def stepped(self, seconds: float, counts: bool = True) -> None:
         """A step took so long; those of long ago are forgotten. One that does not count was compiled first."""

@@ -28,7 +28,7 @@ from pellucid.runs.length import lengthen
 from pellucid.runs.measure import measure_step
 from pellucid.runs.metrics import MetricsFile
 from pellucid.runs.optimizer import make_optimizer
-from pellucid.runs.options import RecipeError, RecipeT, TrainOptions, parse_options
+from pellucid.runs.options import RecipeError, RecipeT, RunRecipe, TrainOptions, parse_options
 from pellucid.runs.pace import Pace
 from pellucid.runs.reporter import PlainReporter, QuietReporter
 from pellucid.runs.run_dir import choose_folder, only_one, read_json, write_run_dir
@@ -157,11 +157,8 @@ def resume_run(
     prepare_deterministic(written.train.deterministic == "yes")
     check_compiling(trainable.recipe.train)
     with Interruption(reporter) as interruption, only_one(run_dir):
-        step = max(steps_of(run_dir), default=0)
-        # the minutes of a run that was stopped, given again with its other options, are those it has, not further ones
-        if written.train.minutes and length.get("minutes") == written.train.minutes and step < written.n_steps:
-            length = {}
         pace = Pace.of_minutes(length.get("minutes") or 0.0)
+        step = max(steps_of(run_dir), default=0)
         try:
             trainable.read(reporter, interruption, run_dir)
             if difference := trainable.difference(read_json(run_dir / "data.json")):
@@ -174,6 +171,8 @@ def resume_run(
             has_parts = trainable.processes.divides_weights
             checkpoint, passed = load_checkpoint(run_dir, at_once=not has_parts) if steps_of(run_dir) else (None, [])
             step = checkpoint.step if checkpoint else 0
+            if pace and step < written.n_steps and pace.total == seconds_in_all(written, checkpoint):
+                length, pace = {}, None  # the minutes of a run that was stopped are those it has, not further ones
             reporter.start(warnings_on_start(run_dir, step, passed, trainable.can_start_from))
 
             trainable.build()
@@ -234,6 +233,12 @@ def follow_run(trainable: Trainable[RecipeT], run_dir: Path, step: int | None) -
         at_once = not trainable.processes.divides_weights
         checkpoint = None if step is None else load_checkpoint(run_dir, step, at_once)[0]
         return train_to_end(run_dir, trainable, reporter, interruption, None, checkpoint)
+
+
+def seconds_in_all(recipe: RunRecipe, checkpoint: Checkpoint | None) -> float:
+    """The seconds that an unfinished run of minutes was given last; 0 of other runs."""
+    of_recipe = 60 * recipe.train.minutes
+    return checkpoint.state.get("seconds_in_all", of_recipe) if checkpoint else of_recipe
 
 
 def warnings_on_start(run_dir: Path, step: int, passed: list[str], can_start_from: bool = True) -> list[str]:

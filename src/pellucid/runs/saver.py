@@ -34,6 +34,11 @@ class Saver:
         return self._thread is not None
 
     @property
+    def is_writing(self) -> bool:
+        """Whether the thread is at work."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
     def has_failed(self) -> bool:
         """Whether what was started has failed already."""
         return self._error is not None

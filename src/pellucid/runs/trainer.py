@@ -427,13 +427,15 @@ class Trainer(Generic[RecipeT]):
         self.network.eval()
         nats, n_right, n_scored, n_read, part, cut = 0.0, 0, 0, 0, None, 0
         per_token: list[float] = []
+        undisturbed: list[float] = []
         try:
             for batch in self.trainable.data.held_out():
                 if self.stops():
                     return None
-                began = time.monotonic()
+                began, is_disturbed = time.monotonic(), self.saver.is_writing
                 sums = self.trainable.held_out_sums(batch)
                 per_token.append((time.monotonic() - began) / sums.n_read)
+                undisturbed += [] if is_disturbed else per_token[-1:]
                 nats, n_right = nats + sums.nats, n_right + sums.n_right
                 n_scored, n_read = n_scored + sums.n_scored, n_read + sums.n_read
                 self.phase.set(n_read, self.trainable.data.n_held_out if whole else self.recipe.train.evaluate_tokens)
@@ -449,8 +451,9 @@ class Trainer(Generic[RecipeT]):
         finally:
             self.network.train()
         if self.pace and n_read:
-            # beside the first batches a thread writes a checkpoint, which `Pace` counts by itself
-            self.pace.took["token"] = statistics.median(per_token)
+            # beside the first batches a thread writes a checkpoint, which `Pace` counts by itself: they take up to five
+            # times as long (docs/log.md)
+            self.pace.took["token"] = statistics.median(undisturbed or [min(per_token)])
         loss = nats / n_scored
         return loss, loss if part is None and not cut else part, n_right / n_scored, cut
 

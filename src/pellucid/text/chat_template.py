@@ -195,10 +195,12 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
 
 
 def write_chat_template(folder: Path, template: ChatTemplate) -> Path:
-    """Write the template and its tokens into the folder's tokenizer_config.json, whose other entries stay."""
+    """Write the template and its tokens into the folder's tokenizer_config.json, whose own entries stay: an eos_token
+    there is the one by which the tokenizer is opened.
+    """
     path = folder / CONFIG
     config = json.loads(read_regular(path)) if path.exists() else {}
-    config |= {**template.variables, "chat_template": template.source}
+    config = {**template.variables, **config, "chat_template": template.source}
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
     return path
 

@@ -29,7 +29,8 @@ def lock(file: IO) -> bool:
         if error.errno not in NO_LOCKS:
             raise
         warnings.warn(
-            f"{file.name}: this file system has no locks ({error.strerror}): let no other process write in its folder",
+            f"{file.name}: this file system has no locks ({error.strerror}): make sure that no other process "
+            "writes in this folder",
             stacklevel=2,
         )
     return True

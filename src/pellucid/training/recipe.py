@@ -346,13 +346,25 @@ def full_name(name: str) -> str:
         raise RecipeError(str(error)) from None
 
 
-def overlay(recipe: Recipe, preset_name: str | None, changes: Mapping[str, Any], start: Recipe | Path | None) -> Recipe:
-    """A run's recipe with these options on top; it is equal to the run's where they say the same."""
+def overlay(
+    recipe: Recipe,
+    preset_name: str | None,
+    changes: Mapping[str, Any],
+    start: Recipe | Path | None,
+    processes: int = 1,
+) -> Recipe:
+    """A run's recipe with these options on top; it is equal to the run's where they say the same.
+
+    Several `processes` may have divided the rows of a step into other passes than were asked for.
+    """
     name, from_start = _preset_and_fields(preset_name, start)
     base, t = recipe if name is None else replace(recipe, model=preset(name, recipe.model.n_vocab)), recipe.train
-    asked = {full_name(n): v for n, v in {**from_start, **changes}.items() if not _leaves_open(n, v)}
-    if "train.accumulate" not in asked and str(asked.get("train.batch")) == str(t.batch * t.accumulate):
-        del asked["train.batch"]  # the run divided this batch into several passes
+    asked = {full_name(n): v for n, v in with_changes(from_start, changes).items() if not _leaves_open(n, v)}
+    sizes = [str(asked.get("train.batch")), str(asked.get("train.accumulate", 1))]
+    is_same_step = all(map(str.isdecimal, sizes)) and math.prod(map(int, sizes)) == t.batch * t.accumulate
+    if is_same_step and ("train.accumulate" not in asked or processes > 1):
+        # the run has divided these rows into passes, where they were left open or for its processes
+        asked = {name: value for name, value in asked.items() if name not in ("train.batch", "train.accumulate")}
     try:
         return with_fields(base, asked)
     except RecipeError:

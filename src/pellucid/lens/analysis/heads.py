@@ -48,8 +48,8 @@ class Heads:
         self._check(kind)
         if self.scores[kind].isnan().all():
             raise InputError(
-                f"no head has the score {kind!r}: no query of {self.text!r:.80} has such a key; give a text that is "
-                "longer or repeats its tokens, or no text"
+                f"no head has the score {kind!r}: no query of the text has such a key; give one that is longer "
+                "or repeats its tokens, or no text"
             )
         scores = self.scores[kind].nan_to_num(-torch.inf)
         layer, head = divmod(int(scores.argmax()), scores.size(1))

@@ -73,12 +73,13 @@ def holds_conversations(paths: Sequence[str], reading: ReadOptions | None = None
     try:
         files_by_name = find_files([Path(path) for path in paths], [], reading)
         files = [files_by_name[name].path for name in sorted(files_by_name)]
-        # opening a named pipe would wait for its writer
-        if not all(file.is_file() for file in files):
+        others = (file for file in files if file.suffix.lower() not in CONVERSATIONS.readers)
+        if any(not file.is_file() or file.stat().st_size for file in others):  # usually the first of them says so
+            return False
+        files = [file for file in files if file.suffix.lower() in CONVERSATIONS.readers]
+        if not all(file.is_file() for file in files):  # opening a named pipe would wait for its writer
             return False
         files = [file for file in files if file.stat().st_size]
-        if any(file.suffix.lower() not in CONVERSATIONS.readers for file in files):
-            return False
         first_rows = filter(None, map(_first_row, files))
         are_turns = [_is_conversation(row) for row in itertools.islice(first_rows, LOOKED_INTO)]
         return bool(are_turns) and all(are_turns)

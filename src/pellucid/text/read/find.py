@@ -213,6 +213,10 @@ def leave_out(files: dict[str, FoundFile], without: Collection[Path], skipped: l
             skipped.append(Skipped(relative, "held out"))
 
 
+#: what is said of a pattern without files; hidden ones and the folders of runs are no text
+NO_MATCH = "no file but hidden ones and those of runs matches this pattern"
+
+
 def _expanded(named: list[Path]) -> tuple[list[Path], set[Path]]:
     """The paths with patterns replaced by what they match, and the set of paths that a pattern matched."""
     paths, matched, missing = [], set(), []
@@ -222,7 +226,7 @@ def _expanded(named: list[Path]) -> tuple[list[Path], set[Path]]:
             continue
         matches = sorted(_globbed(path)) if glob.has_magic(str(path)) else []
         if not matches:
-            what = "no file matches this pattern" if glob.has_magic(str(path)) else "there is no such file or folder"
+            what = NO_MATCH if glob.has_magic(str(path)) else "there is no such file or folder"
             missing.append(f"{path}: {what}")
         paths += matches
         matched |= set(matches)

@@ -81,9 +81,14 @@ def read_json_lines(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChu
             # a null may be a missing text in this row
             texts = [k for k, v in row.items() if v is None or isinstance(v, str)]
             row_name = f"{origin.name}, line {number}"
-            refuse_conversations([k for k, v in row.items() if isinstance(v, list)], texts, row_name)
+            refuse_conversations([k for k, v in row.items() if is_turns(v)], texts, row_name)
             field = choose_field(texts, list(row), row_name)
         yield iter([_and_replaced(_text_of_row(row, number, origin, field), chunk.replaced)])
+
+
+def is_turns(value: Any) -> bool:
+    """Whether a value of a row is a list of objects, as the turns of a conversation are."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
 def _document_of_line(line: bytes, number: int, origin: Origin, field: str) -> Iterator[TextChunk]:

@@ -86,8 +86,10 @@ def _column(schema: Any, origin: Origin) -> str:
 
     of_text = [field.name for field in schema if is_text(field.type)]
     if not origin.field:
-        lists = [field.name for field in schema if types.is_list(field.type) or types.is_large_list(field.type)]
-        refuse_conversations(lists, of_text, origin.name, "column")
+        lists = [f for f in schema if types.is_list(f.type) or types.is_large_list(f.type)]
+        refuse_conversations(
+            [f.name for f in lists if types.is_struct(f.type.value_type)], of_text, origin.name, "column"
+        )
     column = choose_field(of_text, schema.names, origin.name, origin.field, "column")
     if schema.names.count(column) > 1:
         raise DocumentError(f"{origin.name} has {schema.names.count(column)} columns {column!r}: rename one of them")

@@ -384,6 +384,17 @@ def settle_end(content: dict[str, Any], known: Sequence[str], ends: Sequence[str
     )
 
 
+def options_in(text: str) -> dict[str, Any]:
+    """The content of a tokenizer_config.json. Raises TokenizerError where it is no object."""
+    try:
+        options = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise TokenizerError(f"{OPTIONS_FILE} beside it is not valid JSON: {error}") from None
+    if not isinstance(options, dict):
+        raise TokenizerError(f"{OPTIONS_FILE} beside it holds {type(options).__name__}: expected an object")
+    return options
+
+
 def token_name(entry: Any) -> str:
     """The name in an entry like eos_token of a tokenizer_config.json, a string or an object; "" where there is none."""
     name = entry.get("content") if isinstance(entry, dict) else entry

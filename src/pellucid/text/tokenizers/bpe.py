@@ -23,6 +23,7 @@ from pellucid.text.tokenizers.base import (
     TokenizerError,
     check_special,
     check_text,
+    options_in,
     settle_end,
     token_name,
     which_overlap,
@@ -139,7 +140,7 @@ class BPETokenizer(Tokenizer):
         A tokenizer_config.json beside them names special tokens of the vocabulary (OPT's <s>, </s> and <pad>). Raises
         TokenizerError if it names the class of another tokenizer, which may divide text in another way.
         """
-        ids, options = json.loads(vocabulary), json.loads(tokenizer_config)
+        ids, options = json.loads(vocabulary), options_in(tokenizer_config)
         special, first = _special_beside_merges(ids, options)
         pairs = [line.split(" ") for line in merges.split("\n") if line and not line.startswith("#version")]
         if wrong := next((pair for pair in pairs if len(pair) != 2), None):
@@ -150,9 +151,10 @@ class BPETokenizer(Tokenizer):
         engine = _new_engine(models.BPE(plain, [(a, b) for a, b in pairs]))
         engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
         content = json.loads(engine.to_str())
+        special_ids = {token["content"]: token["id"] for token in content["added_tokens"]}
         content["pre_tokenizer"]["add_prefix_space"] = bool(options.get("add_prefix_space"))
         if first:
-            content["post_processor"] = template_around({ids[first]: first}, {})
+            content["post_processor"] = template_around({special_ids[first]: first}, {})
         return cls(json.dumps(content, ensure_ascii=False, indent=2), ends=special)
 
     def to_json(self) -> str:
@@ -373,13 +375,11 @@ def _check_content(content: Any, trust: bool) -> None:
             )
 
 
-def _special_beside_merges(ids: Mapping[str, int], options: Any) -> tuple[list[str], str]:
+def _special_beside_merges(ids: Mapping[str, int], options: Mapping[str, Any]) -> tuple[list[str], str]:
     """The special tokens of a vocabulary of GPT-2's kind, what ends a text first; and what precedes every text, or "".
 
     `options` is the content of the tokenizer_config.json.
     """
-    if not isinstance(options, dict):
-        raise TokenizerError(f"{OPTIONS_FILE} holds {type(options).__name__}: expected an object")
     instead = (
         "give the folder with a tokenizer.json, which AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of "
         "transformers writes"

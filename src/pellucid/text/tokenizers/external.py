@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
-from pellucid.text.tokenizers.base import Tokenizer, TokenizerError, check_special, settle_end
+from pellucid.text.tokenizers.base import Tokenizer, TokenizerError, check_special, options_in, settle_end
 from pellucid.text.tokenizers.bpe import BYTE_OF, KNOWN_PATTERNS, MarkingEngine, guarded, unreachable
 from pellucid.text.tokenizers.post_processor import ids_around, pipeline_steps
 
@@ -173,9 +173,7 @@ def wordpiece_json(vocab_txt: str, tokenizer_config: str = "{}") -> str:
 
     Raises TokenizerError if a token occurs twice or the unknown token is missing.
     """
-    tokens, options = vocab_txt.replace("\r\n", "\n").removesuffix("\n").split("\n"), json.loads(tokenizer_config)
-    if not isinstance(options, dict):
-        raise TokenizerError(f"tokenizer_config.json holds {type(options).__name__}: expected an object")
+    tokens, options = vocab_txt.replace("\r\n", "\n").removesuffix("\n").split("\n"), options_in(tokenizer_config)
     vocabulary = {token: i for i, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
         twice = next(token for i, token in enumerate(tokens) if vocabulary[token] != i)

@@ -13,6 +13,7 @@ from pellucid.text.tokenizers.base import (
     Stream,
     Tokenizer,
     TokenizerError,
+    options_in,
     token_name,
 )
 from pellucid.text.tokenizers.bpe import BPETokenizer, cut_at_borders
@@ -155,11 +156,7 @@ def _ends_named_beside(file: Path) -> list[str]:
     path = file.with_name(OPTIONS_FILE)
     if not path.exists():
         return []
-    try:
-        options = json.loads(_read(path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise TokenizerError(f"{path.name} beside it is not valid JSON: {error}") from None
-    name = token_name(options.get("eos_token")) if isinstance(options, dict) else ""
+    name = token_name(options_in(_read(path)).get("eos_token"))
     return [name] if name else []
 
 
