@@ -399,7 +399,7 @@ def write_pellucid(model: SourceModel, folder: Path, progress: Progress = no_pro
     elif model.folder is not None:
         write_end_ids(folder, model.folder.end_ids)
     if model.chat_template is not None:
-        write_chat_template(folder, model.chat_template)
+        write_chat_template(folder, model.chat_template, model.tokenizer.named_end if model.tokenizer else "")
     write_loader(folder)
     return write_tensors(folder, model.ours, sys.maxsize, progress)
 

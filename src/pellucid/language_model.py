@@ -400,7 +400,7 @@ class LanguageModel:
         else:
             self.tokenizer.save(folder)
             if self.chat_template is not None:
-                write_chat_template(folder, self.chat_template)
+                write_chat_template(folder, self.chat_template, self.tokenizer.named_end)
         save_weights(network, folder / "model.safetensors")
         return folder
 

@@ -58,6 +58,7 @@ class AnyRunOptions(TypedDict, total=False):
     tokens: int | None
     epochs: float | None
     held_out: HeldOut | None
+    trust: bool
     show: bool
 
 
@@ -66,7 +67,6 @@ class TransformerRunOptions(AnyRunOptions, total=False):
 
     from_model: str | Path | None
     revision: str | None
-    trust: bool
     preset: str | None
     recipe: Recipe | str | Path | None
     mix: Literal["auto"] | None
@@ -362,11 +362,15 @@ def resume_transformer(
             f"{out} cannot be resumed with --for {opens_in}: it was trained for {recipe.opens_in or 'no target'}; "
             "leave it out, or start a new run"
         )
+    changes = {full_name(name): value for name, value in changes.items()}
     moved = changes.get("text.held_out_files", ()) if recipe.text.held_out_files else ()
+    moved = (moved,) if isinstance(moved, str) else tuple(moved)
     if moved:
         changes["text.held_out_files"] = recipe.text.held_out_files  # wherever they lie now
-    # rows that look like conversations are refused without a field, which runs of earlier versions do not name
-    field = changes.pop("text.field", "") if not recipe.text.field else recipe.text.field
+    field = recipe.text.field
+    if not field and recipe.train.objective not in ("chat", "source-target"):
+        # rows that look like conversations are refused without a field, which runs of earlier versions do not name
+        field = changes.pop("text.field", "")
     # the layout of the processes changes nothing that is computed: it is asked for, kept, or chosen anew
     asked = overlay(replace(recipe, parallel=ParallelOptions()), preset, changes, start, processes.n)
     if changed := differences(recipe, asked):
@@ -384,8 +388,7 @@ def resume_transformer(
     layout = recipe.parallel if keeps_layout else asked.parallel
     moved_recipe = replace(recipe, inputs=inputs or recipe.inputs, text=text, parallel=layout)
     moved_recipe = with_train(moved_recipe, track=asked.train.track)
-    named = {full_name(name): value for name, value in changes.items()}
-    words = {n: "auto" if named.get(f"train.{n}") == "auto" else getattr(asked.train, n) for n in OF_MACHINE}
+    words = {n: "auto" if changes.get(f"train.{n}") == "auto" else getattr(asked.train, n) for n in OF_MACHINE}
     moved_recipe = computed_here(moved_recipe, words, reporter)
     trainable = trainable_class(recipe)(
         moved_recipe, sampler_for(recipe.train.objective), weights=weights, processes=processes, trust=trust

@@ -15,6 +15,7 @@ assert_type(pellucid.train(Path("a.txt"), recipe="own.toml", from_model="gpt2"),
 assert_type(pellucid.train(Path("a.txt"), predictor="transformer", preset="gpt2"), Run[pellucid.Recipe])
 assert_type(pellucid.train(out="a", resume=True, predictor="transformer"), Run[pellucid.Recipe])
 assert_type(pellucid.train("a.txt", predictor="ngram", fields={"order": 3}), Run[PredictorRecipe])
+assert_type(pellucid.train("a.txt", predictor="ngram", trust=True), Run[PredictorRecipe])
 assert_type(pellucid.train("a.txt", predictor="recurrent", out="a", resume=True), Run[PredictorRecipe])
 assert_type(pellucid.train("a.npz", predictor="image-classifier", epochs=2), Run[ImageRecipe])
 # the folder decides the kind

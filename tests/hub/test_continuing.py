@@ -149,5 +149,5 @@ def test_a_model_without_a_tokenizer_is_refused_before_the_text_is_read(desk):
     given = write_theirs(folder / "given", "gpt2", tokenizer)
     (given / "tokenizer.json").unlink()
     with pytest.warns(LoadWarning), pytest.raises(ModelError, match="has no tokenizer that can be used"):
-        pellucid.train(folder / "text.txt", out=folder / "run", from_model=given, steps=1, fields=FIELDS)
+        pellucid.train(folder / "missing.txt", out=folder / "run", from_model=given, steps=1, fields=FIELDS)
     assert not (folder / "run").exists()

@@ -245,6 +245,13 @@ def test_templates_are_read_and_written_as_hugging_face_does(tmp_path):
     template = ChatTemplate(LLAMA_3, TOKENS)
     write_chat_template(tmp_path, template)
     assert read_chat_template(tmp_path) == template
+    # its tokens take the place of those that a tokenizer has written, but the one by which the folder is opened stays
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<other>", "eos_token": "<end>", "kept": 1}')
+    write_chat_template(tmp_path, template)
+    assert read_chat_template(tmp_path) == template
+    write_chat_template(tmp_path, template, "<end>")
+    written = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert (written["bos_token"], written["eos_token"], written["kept"]) == (TOKENS["bos_token"], "<end>", 1)
     several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
     config = {"chat_template": several, "bos_token": {"content": "<s>"}, "eos_token": None}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))

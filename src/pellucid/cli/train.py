@@ -74,7 +74,7 @@ class TrainingOptions:
     """The length of the training (give one of the first four), its seed and its precision."""
 
     minutes: Annotated[float | None, option("N", default="10"), above(0)] = None
-    """Train for this many minutes; --resume adds them, unless an unfinished run is given those that it has."""
+    """Train for this many minutes; with --resume, for this many more. A stopped run given its own goes on with them."""
     steps: Annotated[int | None, option("N"), at_least(1)] = None
     """Train for this many steps (updates of the weights)."""
     tokens: Annotated[int | None, option("N"), at_least(1)] = None

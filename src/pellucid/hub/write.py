@@ -250,7 +250,7 @@ def write_chat(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> No
 
     A template that cannot be used is written as it is, with the ends as they are.
     """
-    write_chat_template(folder, template)
+    write_chat_template(folder, template, tokenizer.named_end)
     with suppress(ChatError):
         path = folder / GENERATION
         write_object(path, json.loads(path.read_bytes()) | {"eos_token_id": template.end_ids(tokenizer)})

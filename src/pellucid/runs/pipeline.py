@@ -236,9 +236,12 @@ def follow_run(trainable: Trainable[RecipeT], run_dir: Path, step: int | None) -
 
 
 def seconds_in_all(recipe: RunRecipe, checkpoint: Checkpoint | None) -> float:
-    """The seconds that an unfinished run of minutes was given last; 0 of other runs."""
-    of_recipe = 60 * recipe.train.minutes
-    return checkpoint.state.get("seconds_in_all", of_recipe) if checkpoint else of_recipe
+    """The seconds of the schedule in which a run of minutes was stopped; 0 where none are left to go on with."""
+    if checkpoint is None or checkpoint.state.get("seconds_left", 0.0) <= 0:
+        return 0.0
+    if len(recipe.segments) > 1 and checkpoint.step <= recipe.segments[-1][0]:
+        return 0.0  # the clock is that of the schedule before
+    return checkpoint.state.get("seconds_in_all", 60 * recipe.train.minutes)
 
 
 def warnings_on_start(run_dir: Path, step: int, passed: list[str], can_start_from: bool = True) -> list[str]:

@@ -451,7 +451,7 @@ class Trainer(Generic[RecipeT]):
         finally:
             self.network.train()
         if self.pace and n_read:
-            # beside the first batches a thread writes a checkpoint, which `Pace` counts by itself: they take up to five
+            # beside the first batches a thread writes a checkpoint, which `Pace` counts by itself: they take about five
             # times as long (docs/log.md)
             self.pace.took["token"] = statistics.median(undisturbed or [min(per_token)])
         loss = nats / n_scored

@@ -194,13 +194,14 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     return ChatTemplate.from_config(config, source)
 
 
-def write_chat_template(folder: Path, template: ChatTemplate) -> Path:
-    """Write the template and its tokens into the folder's tokenizer_config.json, whose own entries stay: an eos_token
-    there is the one by which the tokenizer is opened.
+def write_chat_template(folder: Path, template: ChatTemplate, end: str = "") -> Path:
+    """Write the template and its tokens into the folder's tokenizer_config.json, whose other entries stay.
+
+    `end` is the name by which the folder's tokenizer is opened where its tokenizer.json does not say it (`named_end`).
     """
     path = folder / CONFIG
     config = json.loads(read_regular(path)) if path.exists() else {}
-    config = {**template.variables, **config, "chat_template": template.source}
+    config |= {**template.variables, **({"eos_token": end} if end else {}), "chat_template": template.source}
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
     return path
 

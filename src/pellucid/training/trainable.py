@@ -267,7 +267,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
     def fill(self, folder: Path) -> None:
         super().fill(folder)
         if isinstance(self.tokens, ConversationTokens):
-            write_chat_template(folder, self.tokens.template)
+            write_chat_template(folder, self.tokens.template, self.tokenizer.named_end)
         if self.weights is not None and not self.recipe.adapt.rank:
             keep_first(folder, self.weights)
         if self.recipe.adapt.rank:
