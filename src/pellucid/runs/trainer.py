@@ -426,16 +426,15 @@ class Trainer(Generic[RecipeT]):
         """
         self.network.eval()
         nats, n_right, n_scored, n_read, part, cut = 0.0, 0, 0, 0, None, 0
-        per_token: list[float] = []
-        undisturbed: list[float] = []
+        # seconds of a token in each batch, by whether a checkpoint was being written beside it
+        per_token: dict[bool, list[float]] = {False: [], True: []}
         try:
             for batch in self.trainable.data.held_out():
                 if self.stops():
                     return None
-                began, is_disturbed = time.monotonic(), self.saver.is_writing
+                began, is_writing = time.monotonic(), self.saver.is_writing
                 sums = self.trainable.held_out_sums(batch)
-                per_token.append((time.monotonic() - began) / sums.n_read)
-                undisturbed += [] if is_disturbed else per_token[-1:]
+                per_token[is_writing].append((time.monotonic() - began) / sums.n_read)
                 nats, n_right = nats + sums.nats, n_right + sums.n_right
                 n_scored, n_read = n_scored + sums.n_scored, n_read + sums.n_read
                 self.phase.set(n_read, self.trainable.data.n_held_out if whole else self.recipe.train.evaluate_tokens)
@@ -451,9 +450,9 @@ class Trainer(Generic[RecipeT]):
         finally:
             self.network.train()
         if self.pace and n_read:
-            # beside the first batches a thread writes a checkpoint, which `Pace` counts by itself: they take about five
+            # batches beside the thread that writes a checkpoint, whose time `Pace` counts by itself, take about five
             # times as long (docs/log.md)
-            self.pace.took["token"] = statistics.median(undisturbed or [min(per_token)])
+            self.pace.took["token"] = statistics.median(per_token[False] or [min(per_token[True])])
         loss = nats / n_scored
         return loss, loss if part is None and not cut else part, n_right / n_scored, cut
 

@@ -76,7 +76,7 @@ def make_app(
 
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        find(None)  # while the models are loaded there are none to list
+        find(None)  # 503 while the models are being loaded, since there are none to list yet
         return {"object": "list", "data": [model.describe() for model in models]}
 
     @app.get("/v1/models/{name:path}")

@@ -362,8 +362,6 @@ def overlay(
     asked = {full_name(n): v for n, v in with_changes(from_start, changes).items() if not _leaves_open(n, v)}
     sizes = [str(asked.get("train.batch")), str(asked.get("train.accumulate", 1))]
     is_same_step = all(map(str.isdecimal, sizes)) and math.prod(map(int, sizes)) == t.batch * t.accumulate
-    if processes > 1 and "train.batch" not in asked:
-        asked.pop("train.accumulate", None)
     if is_same_step and ("train.accumulate" not in asked or processes > 1):
         # the run has divided these rows into passes, where they were left open or for its processes
         asked = {name: value for name, value in asked.items() if name not in ("train.batch", "train.accumulate")}
