@@ -87,7 +87,7 @@ class Runs:
         ends = time.monotonic() + HUNG
         while process.poll() is None and not when():
             assert time.monotonic() < ends, f"the command hung: {self.log.read_text()[-2000:]}"
-            time.sleep(0.05)
+            time.sleep(0.01)
 
 
 def trainers_of(pid: int) -> list[int]:
@@ -134,15 +134,21 @@ def terminated(runs: Runs, count: int) -> Drill:
     for k in itertools.count():
         if done == count:
             break
+        assert k < 10 * count, f"of {k} runs that were sent SIGTERM only {done} ended by it"
         out = runs.folder / f"terminated-{runs.n}-{k}"
         process = runs.start(out)
-        after = runs.rng.randrange(1, runs.n_steps * 5 // 6)
+        after = runs.rng.randrange(1, runs.n_steps // 2)
         runs.wait_for(process, lambda out=out, after=after: last_step(out) >= after)
         trainers = runs.trainers(process)
-        if process.poll() == 0:
-            continue  # it was done before it was seen to have come so far
-        os.kill(process.pid if k % 2 or not trainers else runs.rng.choice(trainers), signal.SIGTERM)
-        assert process.wait(HUNG) == 143, runs.log.read_text()[-2000:]
+        if k % 2 or not trainers:
+            process.send_signal(signal.SIGTERM)
+        else:
+            with contextlib.suppress(ProcessLookupError):  # it has just taken its last step and ended
+                os.kill(runs.rng.choice(trainers), signal.SIGTERM)
+        if process.wait(HUNG) == 0:
+            assert_same_run(out, runs.undisturbed)
+            continue  # it was done before the signal came
+        assert process.returncode == 143, runs.log.read_text()[-2000:]
         done += 1
         assert steps_of(out)[-1] == last_step(out), "steps were taken that no checkpoint has"
         assert runs.start(out).wait(HUNG) == 0
