@@ -22,7 +22,7 @@ def gradients(text, tmp_path, batch, accumulate, **fields):
     )
     training.take_step()
     row, figures = training.pending[0]
-    return {n: p.grad.clone() for n, p in training.network.named_parameters()}, figures["loss"], row
+    return {n: p.grad.clone() for n, p in training.network.named_parameters()}, figures.values["loss"], row
 
 
 @pytest.mark.parametrize("inside", ["no", "yes"])

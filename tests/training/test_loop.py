@@ -22,6 +22,7 @@ from pellucid.parameter_counts import count_parameters
 from pellucid.runs import device, length, run_dir
 from pellucid.runs import trainer as trainer_module
 from pellucid.runs.checkpoint import best_step, folder_of, steps_of, verify_files
+from pellucid.runs.figures import StepFigures
 from pellucid.runs.live_reporter import LiveReporter, make_reporter
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.options import RecipeError, with_train
@@ -387,6 +388,33 @@ def test_a_deterministic_run_on_a_gpu_takes_steps_and_writes_samples(text, tmp_p
         subprocess.run(command, env=environment, check=True, timeout=250)
         assert all(row["sample"] is not None for row in rows(tmp_path / name) if "sample" in row)
     assert_same_tensors(tensors(tmp_path / "one", 2), tensors(tmp_path / "two", 2))
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", 2.5), ("meta", None)])
+def test_the_figures_of_a_step_are_read_with_the_seconds_it_took(monkeypatch, device, expected):
+    times = iter([10.0, 12.5])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(times))
+    figures = StepFigures(torch.device(device))
+    figures.leave({"loss": torch.tensor(1.5), "bad": torch.tensor(False)})
+    assert figures.read() == ({"loss": 1.5, "bad": False}, expected)
+
+
+@pytest.mark.gpu
+def test_steps_on_a_gpu_wait_for_nothing_and_know_their_speed(text, tmp_path):
+    """PyTorch refuses whatever would make the program wait; the figures are read four steps later."""
+    run = start(text, tmp_path / "run", device="cuda", steps=3).path
+    training = make_training(text, tmp_path / "again", device="cuda", steps=12)
+    training.advance(compiles=False)  # makes the optimiser's averages
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(8):
+            training.advance(compiles=False)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    training.read_figures(0)
+    steps = [row for path in (run, tmp_path / "again") for row in rows(path) if "loss" in row]
+    assert len(steps) == 12
+    assert all(row["tokens_per_second"] > 0 for row in steps)
 
 
 def test_inside_documents_nothing_is_read_across_a_border(text, tmp_path):

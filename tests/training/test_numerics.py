@@ -156,7 +156,7 @@ def test_the_command_line_ends_with_3_and_one_line(text, tmp_path, monkeypatch, 
 def test_a_gradient_is_clipped_to_the_norm_asked_for_and_reported_before(text, tmp_path):
     training = make_training(text, tmp_path / "run", clip=0.01)
     training.take_step()
-    norm = training.pending[0][1]["grad_norm"].item()
+    norm = training.pending[0][1].values["grad_norm"].item()
     after = torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in training.network.parameters()]))
     assert norm > 0.1
     assert after.item() == pytest.approx(0.01, rel=1e-3)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pellucid.predictors.neural import NeuralProbabilisticOptions
 from pellucid.predictors.recipe import PredictorRecipe
+from pellucid.runs.device import on_device
 from pellucid.text.tokens.batches import Batches, windows
 from pellucid.text.tokens.store import Part
 from pellucid.training.objectives import Loss, MicroBatch, token_losses
@@ -72,7 +73,7 @@ class PredictorData:
         return MicroBatch(self._tensor(inputs), self._tensor(targets), counts=counts)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        return on_device(array, self.device)
 
 
 def counted_loss(network: nn.Module, device: torch.device, precision: str) -> Loss:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -69,6 +70,18 @@ def processor() -> str:
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def on_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """The array's numbers on the device.
+
+    To a GPU they are copied from memory that the system leaves in its place, behind the work that the GPU has: a copy
+    from ordinary memory would wait until all of that is done.
+    """
+    values = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cuda":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
 
 
 def peak_speed(run_dir: Path, device: torch.device) -> float | None:

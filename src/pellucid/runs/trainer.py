@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pellucid.runs.checkpoint import (
     Checkpoint,
@@ -25,6 +25,7 @@ from pellucid.runs.checkpoint import (
     write_json,
 )
 from pellucid.runs.denormals import flushed_denormals
+from pellucid.runs.figures import StepFigures
 from pellucid.runs.gradients import clip
 from pellucid.runs.interrupt import Interrupted, Interruption, Phase
 from pellucid.runs.kept_memory import kept_memory
@@ -87,7 +88,7 @@ class Trainer(Generic[RecipeT]):
     #: the step whose checkpoint is good as soon as training has gone on from it
     candidate: int | None = None
     #: rows of the last steps, with figures that may still be on the device
-    pending: deque[tuple[dict[str, Any], dict[str, Tensor]]] = field(default_factory=deque)
+    pending: deque[tuple[dict[str, Any], StepFigures]] = field(default_factory=deque)
     started: float = field(default_factory=time.monotonic)
     last_evaluation: dict[str, Any] | None = None
     curve: Curve = field(default_factory=Curve)
@@ -128,12 +129,14 @@ class Trainer(Generic[RecipeT]):
         A signal that has been waiting ends the step between two passes; then no update is made.
         """
         t, clocks = self.recipe.train, Clocks()
+        device = next(self.network.parameters()).device
+        left = StepFigures(device)
         torch.manual_seed(step_seed(t.seed, self.step))
         rate = self.factor(self.step)
         self.optimizer.set_factor(rate)
         self.optimizer.zero_grad()
         trainable, tokens_per_step = self.trainable, self.recipe.tokens_per_step
-        total = torch.zeros((), device=next(self.network.parameters()).device)
+        total = torch.zeros((), device=device)
         for micro in range(t.accumulate):
             if micro and self.processes.largest(self.interruption.is_overdue):
                 return
@@ -157,11 +160,10 @@ class Trainer(Generic[RecipeT]):
             f"{trainable.unit}s": self.step * tokens_per_step,
             "seconds": round(self.seconds(), 4),
         }
-        if total.device.type == "cpu":
-            row |= self.speed(tokens_per_step / max(clocks.passed(), 1e-9))
-            if self.processes.n > 1:
-                row["waiting"] = clocks.waiting()
-        self.pending.append((row, {"loss": total, "grad_norm": norm, "bad": bad} | figures))
+        if device.type == "cpu" and self.processes.n > 1:
+            row["waiting"] = clocks.waiting()
+        left.leave({"loss": total, "grad_norm": norm, "bad": bad} | figures)
+        self.pending.append((row, left))
 
     def speed(self, targets_per_second: float) -> dict[str, float]:
         """The speed of a step, and its share of the peak, for the row of the step."""
@@ -172,7 +174,9 @@ class Trainer(Generic[RecipeT]):
         """Write the rows of all but the last `keep` steps; raises NumericsError after three bad steps in a row."""
         while len(self.pending) > keep:
             row, figures = self.pending.popleft()
-            values = {name: t.item() for name, t in figures.items()}
+            values, seconds = figures.read()
+            if seconds is not None:
+                row |= self.speed(self.recipe.tokens_per_step / seconds)
             row |= {name: value for name, value in values.items() if name != "bad"}
             self.bad_in_a_row = self.bad_in_a_row + 1 if values["bad"] else 0
             if values["bad"]:

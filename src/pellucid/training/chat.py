@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pellucid.runs.device import on_device
 from pellucid.runs.options import RecipeError
 from pellucid.text.tokens.batches import drawn_numbers, row_numbers
 from pellucid.text.tokens.conversations import ConversationPart, ConversationTokens
@@ -136,7 +137,7 @@ class ChatData:
         return MicroBatch(inputs, targets, documents, positions, counts)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+        return on_device(array, self.device)
 
 
 def epoch_targets(tokens: Tokens | PairTokens | ConversationTokens, n_ctx: int) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pellucid.runs.device import on_device
 from pellucid.runs.options import RecipeError
 from pellucid.text.tokenizers.base import MASK
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
@@ -68,7 +69,7 @@ class TokenData:
         return MicroBatch(*(None if a is None else self._tensor(a) for a in arrays))  # type: ignore[arg-type]
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        return on_device(array, self.device)
 
 
 class PrefixData(TokenData):

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pellucid.runs.device import on_device
 from pellucid.text.read.pairs import PairsError
 from pellucid.text.tokens.batches import drawn_numbers, row_numbers
 from pellucid.text.tokens.pairs import PairPart, PairTokens
@@ -84,4 +85,4 @@ class SourceTargetData:
         )
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        return on_device(array, self.device)

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from pellucid.runs.device import resolve_device
+from pellucid.runs.device import on_device, resolve_device
 from pellucid.runs.interrupt import Interruption
 from pellucid.runs.length import plan_in_time, resolve_intervals, resolve_steps
 from pellucid.runs.measure import measure_step
@@ -79,7 +79,7 @@ class ImageData:
         if epoch != self._epoch:
             n = len(self.images)
             drawn = permute(np.arange(n, dtype=np.uint64), n, self.seed, epoch).astype(np.int64)
-            self._epoch, self._order = epoch, torch.from_numpy(drawn).to(self.images.device)
+            self._epoch, self._order = epoch, on_device(drawn, self.images.device)
         return self._order
 
     def held_out(self) -> Iterator[ImageBatch]:
