@@ -24,8 +24,8 @@ def _network(plan: Plan) -> list[str]:
     a, total = plan.recipe.model, plan.parameters["total"]
     first, last = written(a, 1), written(a, a.n_ctx)
     return [
-        f"{plan.name}: {total:,} parameters, {a.n_layers} layers, width {a.d_model}, {a.n_heads} heads, context "
-        f"{a.n_ctx}, vocabulary {a.n_vocab:,}",
+        f"{plan.name}: {total:,} parameters, {counted(a.n_layers, 'layer')}, width {a.d_model}, "
+        f"{counted(a.n_heads, 'head')}, context {a.n_ctx}, vocabulary {a.n_vocab:,}",
         *(f"  {part:<12}{n:>16,}  {n / total:6.1%}" for part, n in plan.parameters.items() if part != "total"),
         *_active(a, total),
         f"FLOPs per token in training: {scaled(plan.flops.training)} = 3 x (products with weights "

@@ -27,6 +27,7 @@ from pellucid.runs.device import (
 )
 from pellucid.runs.options import LENGTHS, RecipeError, with_train
 from pellucid.runs.processes import world_size
+from pellucid.text.read.chunks import counted
 from pellucid.text.split import Split
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training.autotune import combinations, default_of
@@ -502,10 +503,11 @@ def sizing_lines(sizing: Sizing, final: Recipe) -> list[str]:
         else f"without tables of n-grams ({c.epochs:.1f} epochs)"
     )
     lines = [
-        f"size: width {a.d_model}, {a.n_layers} layers, vocabulary {c.vocabulary:,}, context {a.n_ctx}, {c.batch} "
-        f"sequences a step, {tables}; chosen for {n:,} characters and {sizing.seconds:,.0f} s of steps",
-        f"  about {c.steps:,} steps of {1e3 * c.seconds:.0f} ms, which read the text {c.epochs:.2g} times; rates as "
-        "for every width; --explain shows the other candidates",
+        f"size: width {a.d_model}, {counted(a.n_layers, 'layer')}, vocabulary {c.vocabulary:,}, context {a.n_ctx}, "
+        f"{counted(c.batch, 'sequence')} a step, {tables}; chosen for {n:,} characters and {sizing.seconds:,.0f} s of "
+        "steps",
+        f"  about {counted(c.steps, 'step')} of {1e3 * c.seconds:.0f} ms, which read the text {c.epochs:.2g} times; "
+        "rates as for every width; --explain shows the other candidates",
     ]
     if c.epochs > EPOCHS_WITHOUT_DROPOUT and a.dropout.embed == DROPOUT:
         lines.append(f"  dropout {DROPOUT}, since the text is read more than {EPOCHS_WITHOUT_DROPOUT:g} times")

@@ -20,6 +20,7 @@ from pellucid.runs.gradients import clip
 from pellucid.runs.measure import extrapolated
 from pellucid.runs.optimizer import Optimizer, make_optimizer
 from pellucid.runs.options import with_train
+from pellucid.text.read.chunks import counted
 from pellucid.training.build import choose_for_device, choose_kernel, choose_paths, n_logits
 from pellucid.training.memory import DEEP, SHALLOW, shallow
 from pellucid.training.objectives import MicroBatch, autocast
@@ -103,7 +104,7 @@ def training_speed(
         return StepSpeed(seconds, tokens / seconds, peak, how)
     taken = in_turn([stepper(few, device) for _, few in networks], began + budget - time.perf_counter(), least=least)
     seconds = extrapolated([(times, each) for (times, _), each in zip(networks, taken, strict=True)])
-    of = f"{n} layers" if n <= DEEP else f"networks of {SHALLOW} and {DEEP} layers"
+    of = counted(n, "layer") if n <= DEEP else f"networks of {SHALLOW} and {DEEP} layers"
     return StepSpeed(seconds, tokens / seconds, peak, f"measured for a few seconds, by {of}")
 
 

@@ -17,6 +17,7 @@ from pellucid.plan.format import duration, scaled
 from pellucid.report.charts import Line, ReferenceLine, chart
 from pellucid.report.contents import Contents
 from pellucid.report.drawing import draw_architecture, equations
+from pellucid.text.read.chunks import counted
 from pellucid.text.sanitize import sanitize
 
 #: no request leaves the page and no script runs, whatever a text in it contains
@@ -121,7 +122,7 @@ def _last(run: Contents) -> dict[str, Any]:
 def _warnings(run: Contents) -> str:
     said = [*(run.baselines.warnings if run.baselines else []), *(text for _, text in run.texts("warning"))]
     skipped = sum(1 for row in run.rows if row.get("skipped") is True)
-    said += [f"{skipped} steps were skipped, because their loss or gradient was not finite"] if skipped else []
+    said += [f"{counted(skipped, 'step')} skipped, because the loss or the gradient was not finite"] if skipped else []
     return "".join(f'<p class="warning">{e(text)}</p>' for text in said)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from pellucid.runs.device import COMPILE_SAVES, COMPILE_SECONDS
 from pellucid.runs.options import LENGTHS, RecipeError, RecipeT, RunRecipe, with_train
 from pellucid.runs.pace import Pace
+from pellucid.text.read.chunks import counted
 
 #: evaluations of a run, and seconds between two of them at least and at most: a run of seconds is measured at its end,
 #: one of days every quarter of an hour
@@ -31,12 +32,12 @@ def resolve_steps(
     """
     t, per_step = recipe.train, recipe.tokens_per_step
     if t.steps:
-        return t.steps, f"length: {t.steps:,} steps of {per_step:,} {unit}s, as asked"
+        return t.steps, f"length: {counted(t.steps, 'step')} of {per_step:,} {unit}s, as asked"
     if t.tokens:
         return max(1, round(t.tokens / per_step)), f"length: {t.tokens:,} {unit}s, {per_step:,} a step"
     if t.epochs:
         steps = max(1, round(t.epochs * n_train / (t.batch * t.accumulate * recipe.row)))
-        return steps, f"length: {t.epochs:g} epochs of {n_train:,} {unit}s, {steps:,} steps"
+        return steps, f"length: {t.epochs:g} epochs of {n_train:,} {unit}s, {counted(steps, 'step')}"
     assert seconds_per_step is not None
     seconds = seconds_per_step()
     left = 0.93 * max(left if left is not None else 60 * t.minutes, 0.0)  # the rest is for saving and evaluating
@@ -46,7 +47,7 @@ def resolve_steps(
         seconds, left = seconds * (1 - COMPILE_SAVES[kind]), max(left - COMPILE_SECONDS[kind], left / 2)
     steps = max(1, int(left / seconds))
     how = " once compiled" if compiled else ""
-    return steps, f"length: {t.minutes:g} minutes, {steps:,} steps at {seconds * 1e3:.0f} ms{how}"
+    return steps, f"length: {t.minutes:g} minutes, {counted(steps, 'step')} at {seconds * 1e3:.0f} ms{how}"
 
 
 def with_length(recipe: RecipeT, length: Mapping[str, Any]) -> RecipeT:
@@ -98,8 +99,8 @@ def plan_in_time(recipe: RecipeT, opened: RecipeT, pace: Pace) -> tuple[RecipeT,
         recipe = replace(recipe, segments=((0, pace.end_of(recipe, 0)),))
         recipe = resolve_intervals(with_train(recipe, **intervals), pace.per_step, may_move=True)
     return recipe, (
-        f"length: {t.minutes:g} minutes, about {recipe.n_steps:,} steps at {pace.per_step * 1e3:.0f} ms; their number "
-        "follows their speed"
+        f"length: {t.minutes:g} minutes, about {counted(recipe.n_steps, 'step')} at {pace.per_step * 1e3:.0f} ms; "
+        "their number follows their speed"
         if t.minutes
         else ""
     )

@@ -437,8 +437,9 @@ def n_logits(recipe: Recipe) -> int:
 
 def describe_model(a: Architecture, n_parameters: int) -> str:
     """A line about the model that is trained."""
-    heads = f"{a.n_heads} heads" + (f" ({a.n_kv_heads} of keys and values)" if a.n_kv_heads != a.n_heads else "")
+    heads = counted(a.n_heads, "head") + (f" ({a.n_kv_heads} of keys and values)" if a.n_kv_heads != a.n_heads else "")
     return (
-        f"model: {n_parameters:,} parameters, {a.n_layers} layers, width {a.d_model}, {heads}, context {a.n_ctx}, "
-        f"vocabulary {a.n_vocab:,}, {a.positions.kind} positions, {a.norm.kind} norm, {a.mlp.activation}"
+        f"model: {n_parameters:,} parameters, {counted(a.n_layers, 'layer')}, width {a.d_model}, {heads}, "
+        f"context {a.n_ctx}, vocabulary {a.n_vocab:,}, {a.positions.kind} positions, {a.norm.kind} norm, "
+        f"{a.mlp.activation}"
     )
