@@ -114,9 +114,18 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(model, monkeypatch):
 def test_earlier_messages_make_room_and_what_never_fits_is_said(model):
     conversation, said = talk(model, "a" * 50, "b" * 50, "c" * 200, "d", system="s")
     assert "(the first 2 messages no longer fit into the context of 128 tokens)" in said
-    assert "leave out earlier messages" in said  # the message of 200 bytes
+    assert "this message and the instructions together have 230 tokens, and the context has 128" in said
+    assert "the first 4 messages" not in said  # nothing makes room for the message of 200 bytes
     assert conversation.messages[0]["content"] == "s"
     assert [message["content"][0] for message in conversation.messages[1::2]] == ["a", "b", "d"]
+
+
+def test_a_line_that_is_not_utf8_is_left_out_and_the_next_ones_are_read(model):
+    out, lines = io.StringIO(), io.TextIOWrapper(io.BytesIO(b"hi\ncaf\xe9\nyes\n"), encoding="utf-8")
+    conversation = Conversation(model, out=out, options={"max_tokens": 6, "temperature": 0})
+    hold(conversation, lines_of(lines, out))
+    assert [message["content"] for message in conversation.messages[::2]] == ["hi", "yes"]
+    assert "this line is not UTF-8 from its character 4 on and is left out" in out.getvalue()
 
 
 def test_lines_of_a_file_are_messages():
@@ -132,6 +141,14 @@ def test_a_saved_model_has_its_template_and_is_talked_with(folder, capsys, monke
     monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
     assert cli.main(["chat", str(folder), "--temperature", "0", "--max-tokens", "4", "--surprisal"]) == 0
     assert capsys.readouterr().out.count("[") >= 1
+
+
+def test_instructions_that_leave_no_room_are_refused_at_the_start(folder, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+    assert cli.main(["chat", str(folder), "--system", "x" * 128]) == 2
+    said, error = capsys.readouterr()
+    assert not said
+    assert "shorten the instructions" in error
 
 
 def test_answers_are_computed_with_packed_weights(folder, model, capsys, monkeypatch):

@@ -3,11 +3,13 @@
 import re
 from pathlib import Path
 
+from pellucid.generate.scoring import why_not_comparable
 from pellucid.text.read.decompress import PACKED
 from pellucid.text.read.documents import read_corpus
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.read.formats import ENDINGS
 from pellucid.text.split import split_corpus
+from pellucid.text.tokenizers.words import WordTokenizer
 from pellucid.text.tokens.prepare import SHARD_TOKENS
 from pellucid.training.recipe import recipe_fields
 
@@ -25,6 +27,14 @@ def test_every_field_that_is_set_exists():
     named = set(re.findall(r"--set ([\w.]+)=", PAGE))
     assert {"text.split", "text.sample"} <= named
     assert all(name in recipe_fields() or f"model.{name}" in recipe_fields() for name in named)
+
+
+def test_what_is_said_of_unknown_words_is_on_the_page():
+    tokenizer = WordTokenizer.train(["to be or not to be"], n_vocab=8)
+    text = "to be zephyrous or zany"
+    said = why_not_comparable(tokenizer, text, tokenizer.encode(text))
+    assert said.partition(" tokens ")[2] == "are unknown words: their spelling is not predicted, but their bytes count"
+    assert said.partition(" tokens ")[2] in PAGE
 
 
 def test_what_is_shown_of_the_books_is_what_is_found(needs_data):

@@ -84,6 +84,15 @@ def test_an_answer_that_is_begun_is_written_on(client, http, engine):
     )
     list(decoding)
     assert answer.choices[0].message.content == engine.tokenizer.decode(decoding.rows[0].generated)
+    # parts are joined as they are in other messages
+    pieces, whole = [{"type": "text", "text": "Good"}, {"type": "text", "text": "day"}], "Good\nday"
+    answers = [
+        client.chat.completions.create(
+            **BODY | {"messages": [*MESSAGES, {"role": "assistant", "content": content}]}, extra_body=extra
+        )
+        for content in (pieces, whole)
+    ]
+    assert answers[0].choices == answers[1].choices
     for wrong in (
         {"messages": MESSAGES, "continue_final_message": True},
         {"messages": begun[-1:], "continue_final_message": True},
@@ -378,7 +387,7 @@ def test_openais_package_reads_the_events(client):
     [
         ({"tools": [{"type": "web_search"}]}, "tools is not done here"),
         ({"previous_response_id": "resp_1"}, "previous_response_id is not done here"),
-        ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "type"),
+        ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input.0: an item of type 'fun"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "'input_image'"),
         ({"text": {"format": {"type": "json_schema"}}}, "text is not done here"),
         ({"top_logprobs": 2}, "top_logprobs applies to include"),

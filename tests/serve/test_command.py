@@ -86,6 +86,7 @@ def test_a_signal_lets_requests_finish_and_then_ends_their_streams(process, numb
     assert events[-1] == "data: [DONE]"
     last = json.loads(events[-2].removeprefix("data: "))
     assert "stopped before this request was finished" in last["error"]["message"]
+    assert last["status"] == 503
     assert "stopped" in running.stderr.read()
 
 
@@ -94,6 +95,7 @@ def test_a_signal_lets_requests_finish_and_then_ends_their_streams(process, numb
     [
         (["runs/none"], "nothing is there"),
         ([str(RUN), "--listen", "0.0.0.0"], "give a key by --api-key-file"),
+        ([str(RUN), "--host", "models.example.org:8833"], "give the name alone"),
         ([str(RUN), str(RUN)], "give each model a name of its own"),
         ([str(RUN), "--port", "0"], "expected a port from 1 to 65535"),
         ([str(RUN), "--memory", "0.0000001"], "give at least"),

@@ -9,6 +9,8 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from fastapi.testclient import TestClient
+from tests.serve.conftest import small_network
 
 from pellucid.generate.decode import generate_ids
 from pellucid.generate.readers import NO_TAPS
@@ -16,9 +18,12 @@ from pellucid.generate.sampling import Sampling
 from pellucid.generate.scoring import score_tokens
 from pellucid.generate.text import generate
 from pellucid.serve.answer import Answer
+from pellucid.serve.app import make_app
+from pellucid.serve.batching import BatchingEngine
 from pellucid.serve.completions import CompletionBody, stream_completion
 from pellucid.serve.served import ServedModel
 from pellucid.serve.streams import CancellingStream
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 
 PROMPT = "To be, or not to be"
 
@@ -196,10 +201,73 @@ def test_biases_and_penalties_are_those_of_sampling(server, client, body, sampli
     assert served != client.completions.create(**options).choices[0].text
 
 
+def test_a_stream_that_nobody_reads_ends_without_a_traceback_where_the_server_stops():
+    """uvicorn cancels it, and prints every exception that reaches it."""
+
+    async def wait(*_message):
+        await asyncio.Event().wait()
+
+    async def cancelled(stopping: bool) -> None:
+        engine, body = BatchingEngine(small_network(), ByteTokenizer()), CompletionBody(prompt="x", stream=True)
+        answer = Answer(ServedModel("small", engine), body, [[120]], taps=NO_TAPS, max_tokens=5)
+        engine.draining = stopping
+        stream = CancellingStream(answer, stream_completion(answer, body, {}))
+        task = asyncio.create_task(stream({"type": "http", "asgi": {"spec_version": "2.4"}}, wait, wait))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await task
+
+    asyncio.run(cancelled(stopping=True))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled(stopping=False))
+
+
+def test_a_completion_without_a_number_of_tokens_has_as_many_as_the_server_allows():
+    for allowed, expected in ((5, 5), (30, 16)):
+        engine = BatchingEngine(small_network(), ByteTokenizer(), max_tokens=allowed)
+        with TestClient(make_app([ServedModel("small", engine)], hosts=("testserver",))) as client:
+            for body in ({}, {"max_tokens": None}):
+                answer = client.post("/v1/completions", json={"prompt": PROMPT, "temperature": 0} | body)
+                assert answer.status_code == 200, answer.text
+                assert answer.json()["usage"]["completion_tokens"] == expected
+
+
+def test_no_prompt_is_an_empty_one(server):
+    options = {"max_tokens": 5, "temperature": 0}
+    assert (
+        post(server, prompt=None, **options).json()["choices"] == post(server, prompt="", **options).json()["choices"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "sentence"),
+    [
+        ({"prompt": ["a"] * 257}, "prompt", "at most 256 items"),
+        ({"prompt": [-1]}, "prompt.0", "greater than or equal to 0, got -1"),
+        ({"prompt": ["a", None]}, "prompt.1", "a valid string, got None"),
+        ({"prompt": [1, "a"]}, "prompt.1", "a valid integer, got 'a'"),
+        ({"prompt": [[1], ["a"]]}, "prompt.1.0", "a valid integer, got 'a'"),
+        ({"stop": [""]}, "stop.0", "at least 1 character"),
+        ({"stop": ["x"] * 17}, "stop", "at most 16 items"),
+        ({"edits": [{"op": "zero"}]}, "edits.0.name", "required"),
+        ({"edits": [{"op": "zero", "name": "logits", "head": {"frm": 1}}]}, "edits.0.head.frm", "not permitted"),
+    ],
+)
+def test_of_a_field_with_alternatives_what_is_wrong_is_named(server, body, param, sentence):
+    error = post(server, **{"prompt": "x"} | body).json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+    assert sentence in error["message"]
+
+
 def test_tokenize_and_back(server):
     tokens = post(server, "/tokenize", prompt="né").json()["tokens"]
     assert tokens == list("né".encode())
     assert post(server, "/detokenize", tokens=tokens).json()["prompt"] == "né"
+    # special tokens are those that a completion reads beside the text
+    for text, ids in (("né", tokens), ("", [256])):
+        assert post(server, "/tokenize", prompt=text, add_special_tokens=True).json()["tokens"] == ids
+        assert post(server, prompt=text, max_tokens=0).json()["usage"]["prompt_tokens"] == len(ids)
     about = httpx.get(f"{server.url}/tokenizer_info").json()
     assert about["eos_token"] == "<|endoftext|>"
     # lm-eval asks for the id of that name, and begins texts of rolling tasks with it; within a text it is plain text
@@ -213,6 +281,7 @@ def test_models_health_and_metrics(server, client):
     assert client.models.retrieve("small").id == "small"
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9' here"):
         client.completions.create(model="gpt-9", prompt="x")
+    assert httpx.get(f"{server.url}/v1/models/").json()["error"]["code"] == "not_found"
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
     figures = httpx.get(f"{server.url}/metrics").text
     assert 'pellucid_generated_tokens_total{model="small"}' in figures

@@ -77,9 +77,15 @@ def test_embeddings_are_the_final_stream(server, pooling):
     client.close()
 
 
+def test_as_many_texts_are_embedded_at_once_as_with_openai(server):
+    answer = httpx.post(f"{server.url}/v1/embeddings", json={"input": ["x"] * 300})
+    assert len(answer.json()["data"]) == 300
+
+
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
+        ({"input": ["x"] * 2049}, "at most 2048 items"),
         ({"input": []}, "input"),
         ({"input": ""}, "input"),
         ({"input": "x", "dimensions": 5}, "this model's vectors have 16"),

@@ -16,7 +16,7 @@ from pellucid.generate.sampling import Sampling
 from pellucid.generate.scoring import score_tokens
 from pellucid.model import Transformer
 from pellucid.serve.batching import BatchingEngine, sequence_bytes
-from pellucid.serve.generation import Generation, QueueFullError, TokenEvent, TooLargeError
+from pellucid.serve.generation import Generation, QueueFullError, StoppingError, TokenEvent, TooLargeError
 from pellucid.text.ids import IdTokenizer
 
 
@@ -278,7 +278,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(network):
     engine.submit([running])
     engine.drain(60)
     assert len(running.emit.tokens) == 20
-    with pytest.raises(QueueFullError, match="shutting down"):
+    with pytest.raises(StoppingError, match="shutting down"):
         engine.submit([request([1])])
 
 

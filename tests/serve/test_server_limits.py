@@ -15,12 +15,15 @@ from pellucid.serve.connection import GuardedConnection
 from pellucid.serve.limits import Limits
 from pellucid.serve.served import ServedModel
 from pellucid.serve.server import (
+    DrainingServer,
     ServeError,
     check_address,
+    check_host_name,
     listen_on,
     listen_on_each,
     model_names_of,
     read_key,
+    server_config,
 )
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 
@@ -97,6 +100,14 @@ def test_other_names_are_refused_beside_an_address_of_ipv6(host):
         headers = {"Host": "models.example.org", "Origin": f"http://{host}"}
         answer = client.post("/v1/completions", json={"prompt": "x"}, headers=headers)
         assert answer.status_code == 403
+
+
+def test_a_name_that_no_header_can_match_is_refused():
+    for name in ("models.example.org", "Localhost", "192.168.1.5", "fd00::5", "[fd00::5]", "my_machine-2"):
+        check_host_name(name)
+    for name in ("models.example.org:8833", "https://b.example", "b.example/", "[fd00::5]:80", "*.example.org", ""):
+        with pytest.raises(ServeError, match=r"--host .* give the name alone, without a scheme and without a port"):
+            check_host_name(name)
 
 
 def test_a_body_that_is_too_long_is_refused_whether_or_not_it_says_so(server):
@@ -208,9 +219,24 @@ def test_the_key_comes_from_a_file_or_the_environment(tmp_path, monkeypatch):
     file.write_text("\n")
     with pytest.raises(ServeError, match="is empty"):
         read_key(file)
+    file.write_bytes(b"\xef\xbb\xbfsecret\r\n")
+    assert read_key(file) == "secret"
 
 
-def test_models_have_names_of_their_own():
+@pytest.mark.parametrize("key", [b"first\nsecond", "Schl\xfcssel".encode(), b"\xfc", "secret".encode("utf-16")])
+def test_a_key_that_no_client_can_send_is_refused_with_its_source(key, tmp_path, monkeypatch):
+    file = tmp_path / "key"
+    file.write_bytes(key)
+    with pytest.raises(ServeError, match=f"--api-key-file {file} holds more than one line, or other characters"):
+        read_key(file)
+    monkeypatch.setenv("PELLUCID_API_KEY", "first\nsecond")
+    with pytest.raises(ServeError, match="PELLUCID_API_KEY holds more than one line"):
+        read_key(None)
+
+
+def test_models_have_names_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert model_names_of(["."], None) == [tmp_path.name]
     assert model_names_of(["runs/a", "runs/b"], None) == ["a", "b"]
     assert model_names_of(["runs/a", "other/a"], "one, two") == ["one", "two"]
     with pytest.raises(ServeError, match="give each model a name of its own"):
@@ -232,6 +258,35 @@ def test_while_models_are_loaded_requests_are_told_to_wait():
         assert client.get("/health").status_code == 200
         assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["small"]
+
+
+def test_the_address_is_announced_when_requests_are_answered():
+    models: list[ServedModel] = []
+    announced: list[int] = []
+
+    def load():
+        yield ServedModel("small", BatchingEngine(small_network(), ByteTokenizer()))
+
+    config = server_config(make_app(models))
+    DrainingServer(config, models, load, lambda: announced.append(len(models)), 1.0).load_models()
+    models[0].engine.drain(0)
+    assert announced == [1]
+
+
+def test_whether_the_server_is_there_can_be_asked_without_a_body(guarded):
+    for path in ("/health", "/", "/page/main.js"):
+        answer = guarded.head(path)
+        assert answer.status_code == 200
+        assert answer.content == b""
+
+
+def test_the_list_of_routes_has_the_shape_of_errors_that_is_sent(guarded):
+    paths = guarded.get("/openapi.json", headers={"Authorization": f"Bearer {KEY}"}).json()["paths"]
+    for methods in paths.values():
+        for route in methods.values():
+            assert "422" not in route["responses"]
+            shape = route["responses"]["default"]["content"]["application/json"]["schema"]
+            assert shape == {"$ref": "#/components/schemas/ErrorBody"}
 
 
 @pytest.fixture

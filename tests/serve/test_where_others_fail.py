@@ -104,6 +104,7 @@ def test_a_full_queue_says_when_to_come_back(client, monkeypatch):
     answer = client.post(URL, json={"prompt": ["x"] * 4})
     assert answer.status_code == 400
     assert "4 sequences, and this server's queue holds 3" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["code"] == "too_many_sequences"
     engine = client.app.state.models[0].engine
     monkeypatch.setattr(engine, "waiting", [Generation([1], Sampling(), 1, 0, emit=print)] * 3)
     # the engine's thread is idle, and hears of nothing that was not submitted
@@ -111,6 +112,15 @@ def test_a_full_queue_says_when_to_come_back(client, monkeypatch):
     assert answer.status_code == 429
     assert int(answer.headers["Retry-After"]) >= 1
     assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+
+
+def test_a_server_that_stops_is_no_limit_of_the_clients_rate(client, monkeypatch):
+    monkeypatch.setattr(client.app.state.models[0].engine, "draining", True)
+    answer = client.post(URL, json={"prompt": "x"})
+    assert answer.status_code == 503
+    assert answer.json()["error"]["type"] == "server_error"
+    assert answer.json()["error"]["code"] == "server_stopping"
+    assert "shutting down" in answer.json()["error"]["message"]
 
 
 def test_timings_are_those_of_llama_cpps_server(client):

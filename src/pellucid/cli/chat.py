@@ -1,5 +1,6 @@
 """The command that holds a conversation in the terminal."""
 
+import io
 import itertools
 import secrets
 import sys
@@ -86,6 +87,7 @@ def chat_command(
     if model_options.weights != "auto":
         print(network_for(loaded.network, model_options.weights, answers.max_tokens)[1], file=sys.stderr)
     conversation = Conversation(loaded, system=system, seed=seed, shows_surprisal=surprisal, options=options)
+    conversation.check_instructions()
     if sys.stdin.isatty():
         with suppress(ImportError):
             import readline  # noqa: F401 (input() then edits lines and remembers them)
@@ -120,11 +122,33 @@ class Conversation:
         self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         self.n_forgotten = 0
 
+    def check_instructions(self) -> None:
+        """Raise GenerationError if the instructions leave no room for a message, ChatError if there can be none."""
+        from pellucid.generate.errors import GenerationError
+        from pellucid.generate.replies import required
+
+        if self.system is None:
+            return
+        shortest = [*self.messages, {"role": "user", "content": "?"}]
+        n_tokens = len(required(self.model.chat_template).encode(shortest, self.model.tokenizer))
+        if n_tokens >= self.model.architecture.n_ctx:
+            raise GenerationError(
+                f"--system and a message of one character have {n_tokens} tokens, and the context has "
+                f"{self.model.architecture.n_ctx}: shorten the instructions"
+            )
+
     def take(self, line: str) -> bool:
         """Answer a line, or do what the command in it says; False ends the conversation."""
         line = line.strip()
         if line == "/quit":
             return False
+        try:
+            line.encode("utf-8")
+        except UnicodeEncodeError as error:
+            self.say(
+                f"this line is not UTF-8 from its character {error.start + 1} on and is left out: send it in UTF-8"
+            )
+            return True
         if line in COMMANDS:
             COMMANDS[line](self)
         elif line.startswith("/") and not line.startswith("//"):
@@ -171,12 +195,20 @@ class Conversation:
             self.out.flush()
 
     def recent(self) -> "Messages":
-        """The messages that fit into the context; says so once where earlier ones no longer do."""
+        """The messages that fit into the context; says so once where earlier ones no longer do.
+
+        Raises GenerationError for a last message that does not fit.
+        """
+        from pellucid.generate.errors import GenerationError
         from pellucid.generate.replies import recent_messages, required
 
         n_ctx, template = self.model.architecture.n_ctx, required(self.model.chat_template)
         room = min(self.options.get("max_tokens", n_ctx), int(ROOM * n_ctx))
         messages = recent_messages(template, self.model.tokenizer, self.messages, n_ctx - room)
+        n_tokens = len(template.encode(messages, self.model.tokenizer))
+        if n_tokens >= n_ctx:  # one message that nothing makes room for
+            what = "this message has" if self.system is None else "this message and the instructions together have"
+            raise GenerationError(f"{what} {n_tokens} tokens, and the context has {n_ctx}: shorten the message")
         forgotten = len(self.messages) - len(messages)
         if forgotten > self.n_forgotten:
             self.say(f"(the first {forgotten} messages no longer fit into the context of {n_ctx} tokens)")
@@ -225,6 +257,9 @@ def hold(conversation: Conversation, lines: Iterator[str]) -> None:
 
 def lines_of(source: TextIO, out: TextIO) -> Iterator[str]:
     """The lines of a terminal, after a prompt, or of a file. Ctrl-C at the prompt drops the line."""
+    if isinstance(source, io.TextIOWrapper):
+        # a line that is not UTF-8 is refused by itself, and those after it are read
+        source.reconfigure(errors="surrogateescape")
     if not source.isatty():
         yield from source
         return

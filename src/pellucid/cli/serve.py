@@ -68,7 +68,7 @@ def serve_command(
         pellucid serve runs/my_texts
         pellucid serve runs/first runs/second --model-names first,second --port 9000
     """
-    from pellucid.serve.server import ServeError, check_address, model_names_of, read_key
+    from pellucid.serve.server import ServeError, check_address, check_host_name, model_names_of, read_key
 
     if not model:
         raise ServeError("no model was named: give the folder of a run, such as runs/NAME")
@@ -77,6 +77,8 @@ def serve_command(
             raise ServeError(f"{name}: expected {MODEL.what}")
         check_checkpoint_options(name, model_options.checkpoint, model_options.revision)
         check_model_options(name, model, model_options)
+    for host in address.host:
+        check_host_name(host)
     key = read_key(address.api_key_file)
     check_address(address.listen, key)
     names = model_names_of(model, model_names)
@@ -103,11 +105,13 @@ def serve_command(
             print(f"{name}: {path}, {describe_engine(engine)}", file=sys.stderr)
             # a predictor has no template
             yield ServedModel(name, engine, getattr(loaded, "chat_template", None))
+
+    def announce() -> None:
         print(f"answering at {url_of(address.listen, address.port)}/v1", file=sys.stderr)
 
     served: list[ServedModel] = []
     app = make_app(served, key=key, hosts=(*LOOPBACK, address.listen, *address.host))
-    run_app(app, served, load, address.listen, address.port, capacity.drain)
+    run_app(app, served, load, address.listen, address.port, capacity.drain, announce)
     print("stopped", file=sys.stderr)
     return 0
 

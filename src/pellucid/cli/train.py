@@ -104,7 +104,7 @@ class OutputOptions:
     resume: Annotated[bool, option()] = False
     """Continue the run in --out exactly where its last checkpoint left it; another length makes it longer."""
     explain: Annotated[bool, option()] = False
-    """Print how the sizes of the model were chosen."""
+    """Print how the sizes of the model were chosen, then train."""
 
 
 @command
@@ -266,7 +266,10 @@ def check_run(out: Path | None) -> None:
         raise OptionError("--resume continues a run that exists: name its folder with --out, such as --out runs/NAME")
     if not (out / "recipe.json").exists():
         what = "has no recipe.json" if out.exists() else "does not exist"
-        raise OptionError(f"--resume --out {out}: it {what}; give the folder of a run, such as runs/NAME")
+        raise OptionError(
+            f"--resume --out {out}: it {what}; give the folder of a run, such as runs/NAME. A run that was stopped before "
+            "its first step has none: start it again without --resume"
+        )
 
 
 def check_new_folder(out: Path | None) -> None:

@@ -83,7 +83,7 @@ def mixed_with(
     if tokenizer.ids_hash != other.tokenizer.ids_hash:
         raise PredictorError(
             f"the transformer's tokenizer ({tokenizer.n_vocab:,} ids) is not the n-gram's "
-            f"({other.tokenizer.n_vocab:,}): train both on the same text with the same --tokenizer and --vocabulary"
+            f"({other.tokenizer.n_vocab:,}): count the n-gram with --tokenizer and the transformer's folder"
         )
     mixture = Mixture(Windowed(transformer), other.network, weight)
     about = {**provenance, "mixed_with": other.provenance.get("folder"), "weight": weight}

@@ -11,16 +11,17 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from pellucid.serve.body_errors import wrong_value
 from pellucid.serve.chat import ChatBody, answer_chat
 from pellucid.serve.completions import CompletionBody, answer_completion
 from pellucid.serve.embeddings import EmbeddingBody, answer_embeddings
 from pellucid.serve.filling import FillBody, answer_fill
-from pellucid.serve.generation import QueueFullError
+from pellucid.serve.generation import QueueFullError, StoppingError
 from pellucid.serve.json_bodies import StrictRoute
 from pellucid.serve.limits import Limits
 from pellucid.serve.metrics import RequestCounter, metrics_text
 from pellucid.serve.page_routes import PAGE_PATHS, add_page
-from pellucid.serve.protocol import error_body
+from pellucid.serve.protocol import ErrorBody, error_body
 from pellucid.serve.responses import ResponsesBody, answer_response
 from pellucid.serve.served import ServedModel
 from pellucid.serve.streams import error_answer
@@ -52,7 +53,15 @@ def make_app(
         yield
         await asyncio.gather(*(asyncio.to_thread(model.engine.drain, 0.0) for model in models))
 
-    app = FastAPI(title="Pellucid", version=__version__, lifespan=engines, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Pellucid",
+        version=__version__,
+        lifespan=engines,
+        docs_url=None,
+        redoc_url=None,
+        # FastAPI would list its own shape of errors, which is never sent
+        responses={"default": {"model": ErrorBody, "description": "What was wrong"}},
+    )
     app.router.route_class = StrictRoute
     app.state.models = models
     counter = RequestCounter()
@@ -65,6 +74,7 @@ def make_app(
             raise HTTPException(404, f"there is no model {name!r:.200} here: ask for one of {', '.join(by_name)}")
         return by_name[name] if name else models[0]
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health(response: Response) -> dict[str, str]:
         response.status_code = 200 if models else 503
@@ -81,6 +91,8 @@ def make_app(
 
     @app.get("/v1/models/{name:path}")
     async def describe_model(name: str) -> dict[str, Any]:
+        if not name:
+            raise HTTPException(404)
         return find(name).describe()
 
     @app.post("/tokenize")
@@ -129,15 +141,13 @@ def install_errors(app: FastAPI) -> None:
     async def wrong_body(_request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
-            message, where = f"the body cannot be read: {first['ctx']['error']}", None
-        else:
-            message = str(first["msg"]).removeprefix("Value error, ")
-            where = ".".join(str(part) for part in first["loc"][1:] if part not in ("str", "int")) or None
-            sent = first.get("input")
-            if where and not isinstance(sent, dict):
-                message += f", got {sent!r:.80}"
-        said = f"{where}: {message}" if where else message
-        return JSONResponse(error_body(said, "invalid_request_error", first["type"], where), 400)
+            said = f"the body cannot be read: {first['ctx']['error']}"
+            return JSONResponse(error_body(said, "invalid_request_error", first["type"]), 400)
+        wrong, where = wrong_value(error)
+        said, sent = str(wrong["msg"]).removeprefix("Value error, "), wrong.get("input")
+        if where:
+            said = f"{where}: {said}" if isinstance(sent, dict) else f"{where}: {said}, got {sent!r:.80}"
+        return JSONResponse(error_body(said, "invalid_request_error", wrong["type"], where), 400)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -152,6 +162,6 @@ def install_errors(app: FastAPI) -> None:
         status, body = error_answer(error)
         return JSONResponse(body, status, headers={"Retry-After": "1"} if status == 429 else None)
 
-    for kind in (QueueFullError, ValueError):
+    for kind in (QueueFullError, StoppingError, ValueError):
         app.add_exception_handler(kind, others)
     app.add_exception_handler(Exception, others)

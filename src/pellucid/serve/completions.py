@@ -25,6 +25,9 @@ from pellucid.serve.protocol import (
 from pellucid.serve.served import ServedModel
 from pellucid.serve.streams import DONE, CancellingStream, error_event, server_event
 
+#: the tokens of a completion where a request says no number, as with OpenAI
+DEFAULT_TOKENS = 16
+
 
 class CompletionBody(SamplingBody):
     """The body of the request. Prompts are texts or token ids, one or several.
@@ -40,9 +43,9 @@ class CompletionBody(SamplingBody):
     }
     renamed: ClassVar[dict[str, str]] = {**SamplingBody.renamed, "max_completion_tokens": "max_tokens"}
 
-    prompt: Prompts = ""
+    prompt: Prompts | None = ""
     source: Prompts | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = 16
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = 1
     best_of: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
@@ -67,17 +70,18 @@ class CompletionBody(SamplingBody):
 
 def read_body(model: ServedModel, body: CompletionBody) -> tuple[list[list[int]], list[list[int]] | None]:
     """The ids of the prompts, and of the sources where an encoder reads any."""
+    prompt = "" if body.prompt is None else body.prompt
     if not model.reads_sources:
         if body.source is not None:
             raise ValueError("source: this model has no encoder; send the text as the prompt")
-        return model.prompts(body.prompt), None
+        return model.prompts(prompt), None
     if body.echo and body.source is None:
         raise ValueError(
             "echo: the encoder of this model reads the prompt, and the text does not begin with it; leave echo out, or "
             "send that text as the source and what the answer begins with as the prompt"
         )
-    begins = "" if body.source is None else body.prompt
-    sources = model.sources(body.prompt if body.source is None else body.source)
+    begins = "" if body.source is None else prompt
+    sources = model.sources(prompt if body.source is None else body.source)
     targets = model.targets(begins)
     if len(targets) == 1:
         targets *= len(sources)
@@ -95,7 +99,7 @@ async def answer_completion(model: ServedModel, body: CompletionBody, request: R
         body,
         prompts,
         taps=taps,
-        max_tokens=16 if body.max_tokens is None else body.max_tokens,
+        max_tokens=min(DEFAULT_TOKENS, model.engine.max_tokens) if body.max_tokens is None else body.max_tokens,
         n=body.n_samples,
         n_top=body.logprobs if body.logprobs is not None else 0 if body.n_samples > (body.n or 1) else -1,
         echo=bool(body.echo) and body.logprobs is not None,

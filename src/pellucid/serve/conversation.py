@@ -9,7 +9,7 @@ from pellucid.generate.readers import TapFactory
 from pellucid.serve.generation import TokenScore
 from pellucid.serve.protocol import Body, EditBody, json_log_prob
 from pellucid.serve.served import ServedModel
-from pellucid.text.chat_template import ChatError
+from pellucid.text.chat_template import ChatError, text_of_parts
 
 #: messages of a conversation, at most
 MAX_MESSAGES = 4096
@@ -62,7 +62,7 @@ def prompt_of(model: ServedModel, messages: Sequence[ChatMessage], answer_begun:
         raise ChatError(NO_TEMPLATE)
     if answer_begun:
         begun = messages[-1].content or ""
-        text = begun if isinstance(begun, str) else "".join(part["text"] for part in begun)
+        text = begun if isinstance(begun, str) else text_of_parts(begun)
         return [*prompt_of(model, messages[:-1]), *model.tokenizer.encode(text)]
     plain = [message.model_dump(include={"role", "content", "name"}, exclude_none=True) for message in messages]
     return model.chat_template.encode(plain, model.tokenizer)

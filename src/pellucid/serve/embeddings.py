@@ -4,7 +4,7 @@ import asyncio
 import base64
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,8 +18,12 @@ from pellucid.model import Cache, Transformer
 from pellucid.serve.answer import unless_disconnected
 from pellucid.serve.batching import CHUNK
 from pellucid.serve.generation import TooLargeError
-from pellucid.serve.protocol import Body, Prompts
+from pellucid.serve.protocol import Body, Ids, SeveralPrompts
 from pellucid.serve.served import ServedModel
+
+#: texts of one request, at most, as with OpenAI: clients that index documents send a thousand at once
+MAX_INPUTS = 2048
+Inputs = str | Ids | Annotated[SeveralPrompts, Field(max_length=MAX_INPUTS)]
 
 
 class EmbeddingBody(Body):
@@ -32,7 +36,7 @@ class EmbeddingBody(Body):
     }
 
     model: str | None = None
-    input: Prompts = Field(min_length=1)
+    input: Inputs = Field(min_length=1)
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: int | None = None
     pooling: Literal["mean", "last"] = "mean"

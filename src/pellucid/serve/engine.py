@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from pellucid.generate.errors import GenerationError, LogitsError
 from pellucid.generate.readers import evaluation_mode
 from pellucid.generate.sampling import choose_tokens, uniform
-from pellucid.serve.generation import Generation, QueueFullError, TokenEvent, TooLargeError, token_scores
+from pellucid.serve.generation import Generation, QueueFullError, StoppingError, TokenEvent, TooLargeError, token_scores
 from pellucid.serve.histogram import Histogram
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 
@@ -101,7 +101,7 @@ class Engine:
             )
 
     def submit(self, generations: Sequence[Generation]) -> None:
-        """Queue sequences; raises QueueFullError, TooLargeError or GenerationError and queues none of them."""
+        """Queue all sequences, or none: raises QueueFullError, StoppingError, TooLargeError or GenerationError."""
         for generation in generations:
             self.check(generation)
             generation.begin(self.tokenizer)
@@ -120,14 +120,17 @@ class Engine:
         return future
 
     def check_room(self, n: int) -> None:
-        """Raise QueueFullError where `n` more have no room in the queue now, TooLargeError where they never have."""
+        """Raise for `n` more: QueueFullError where they have no room now, TooLargeError where they never have, and
+        StoppingError where none are taken any more.
+        """
         if n > self.max_queue:
             raise TooLargeError(
                 f"the request makes {n} sequences, and this server's queue holds {self.max_queue}: send fewer at once",
                 "prompt",
+                "too_many_sequences",
             )
         if self.draining:
-            raise QueueFullError("the server is shutting down: send the request to another one")
+            raise StoppingError("the server is shutting down: send the request to another one")
         waiting = len(self.waiting) + len(self.jobs)
         if waiting + n > self.max_queue:
             raise QueueFullError(f"{waiting} sequences wait already: try again later")
@@ -158,7 +161,7 @@ class Engine:
                     self.round()
                 except Exception as error:
                     self.round_failed(error)
-        stopped = QueueFullError("the server stopped before this request was finished")
+        stopped = StoppingError("the server stopped before this request was finished")
         for generation in [*self.waiting, *self.running()]:
             generation.emit(generation, stopped)
         for _, future in self.jobs:

@@ -20,12 +20,20 @@ class QueueFullError(RuntimeError):
     """More requests wait than the queue holds; try again later."""
 
 
-class TooLargeError(GenerationError):
-    """A request that can never be served. `parameter` names the field of the request that is too large."""
+class StoppingError(RuntimeError):
+    """The server is shutting down: it takes no request, or ends one that is not finished."""
 
-    def __init__(self, message: str, parameter: str):
+
+class TooLargeError(GenerationError):
+    """A request that can never be served.
+
+    parameter  the field of the request that is too large
+    code       a short word for programs
+    """
+
+    def __init__(self, message: str, parameter: str, code: str = "context_length_exceeded"):
         super().__init__(message)
-        self.parameter = parameter
+        self.parameter, self.code = parameter, code
 
 
 @dataclass(frozen=True)

@@ -56,11 +56,11 @@ def add_page(app: FastAPI, files: PageFiles = FILES, *, framed_by: str = "'none'
     policy = HEADERS["Content-Security-Policy"].replace("frame-ancestors 'none'", f"frame-ancestors {framed_by}")
     headers = HEADERS | {"Content-Security-Policy": policy}
 
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page(request: Request) -> Response:
         return await page_file(request, "index.html")
 
-    @app.get("/page/{name}", include_in_schema=False)
+    @app.api_route("/page/{name}", methods=["GET", "HEAD"], include_in_schema=False)
     async def page_file(request: Request, name: str) -> Response:
         if name not in files.contents:
             raise HTTPException(404, f"the page has no file {name!r}")

@@ -15,9 +15,11 @@ MAX_SAMPLES, MAX_ALTERNATIVES, MAX_PROMPTS, MAX_EDITS = 8, 20, 256, 64
 #: OpenAI's number for a log-probability of minus infinity, which JSON cannot hold
 LEAST_LOG_PROB = -9999.0
 
-Ids = list[Annotated[int, Field(strict=True, ge=0)]]
+# a list is refused at its first wrong item, so that a long one does not have a message for each
+Ids = Annotated[list[Annotated[int, Field(strict=True, ge=0)]], Field(fail_fast=True)]
+SeveralPrompts = Annotated[list[str], Field(fail_fast=True)] | Annotated[list[Ids], Field(fail_fast=True)]
 #: a text, ids, or several of either
-Prompts = str | Ids | Annotated[list[str] | list[Ids], Field(max_length=MAX_PROMPTS)]
+Prompts = str | Ids | Annotated[SeveralPrompts, Field(max_length=MAX_PROMPTS)]
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -191,6 +193,21 @@ class SamplingBody(Body):
             presence_penalty=self.presence_penalty or 0.0,
             logit_bias=tuple(sorted((int(token), bias) for token, bias in (self.logit_bias or {}).items())),
         )
+
+
+class ErrorDetails(BaseModel):
+    """What was wrong: a sentence, its kind, the field of the request, and a short word for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """OpenAI's shape of an error, as the list of routes describes it."""
+
+    error: ErrorDetails
 
 
 def error_body(message: str, kind: str, code: str | None = None, parameter: str | None = None) -> dict[str, Any]:

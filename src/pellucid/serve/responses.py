@@ -29,6 +29,15 @@ class InputItem(ChatMessage):
 
     type: Literal["message"] = "message"
 
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_other_items(cls, values: Any) -> Any:
+        """Refuse calls of tools, reasoning and other items by their type."""
+        kind = values.get("type", "message") if isinstance(values, dict) else "message"
+        if kind != "message":
+            raise ValueError(f"an item of type {kind!r:.60} is not read here: send items of type message")
+        return values
+
 
 class ResponsesBody(SamplingBody):
     """The body of the request. `include` may name the log-probabilities of the answer's tokens."""

@@ -78,7 +78,11 @@ class ServedModel:
         if not isinstance(prompt, str):
             self.check_ids(prompt)
             return list(prompt) or self.encode("")
-        ids = tokenizer.encode(prompt)
+        return self.with_special_ids(tokenizer.encode(prompt))
+
+    def with_special_ids(self, ids: Sequence[int]) -> list[int]:
+        """The ids of a text with what the model reads before and after it; the separator for nothing at all."""
+        tokenizer = self.tokenizer
         if self.is_masked:
             return tokenizer.masked_ids(ids) or [tokenizer.separator]
         return tokenizer.prompt_ids(ids)

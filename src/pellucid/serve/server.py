@@ -4,6 +4,7 @@ import contextlib
 import errno
 import ipaddress
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +21,8 @@ from pellucid.serve.served import ServedModel
 Load = Callable[[], Iterable[ServedModel]]
 #: what binding to an address says that the machine does not have
 NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+#: the characters of a host name in a Host header
+HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 class ServeError(ValueError):
@@ -39,6 +42,18 @@ def check_address(host: str, key: str | None) -> None:
             f"--listen {host} is reached from other machines: give a key by --api-key-file or PELLUCID_API_KEY, or "
             "listen on 127.0.0.1"
         )
+
+
+def check_host_name(name: str) -> None:
+    """Refuse what no Host header can match: a name with a scheme, a port, or characters that names do not have."""
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        if not HOST_NAME.fullmatch(name):
+            raise ServeError(
+                f"--host {name} is neither a host name nor an address: give the name alone, without a scheme and "
+                "without a port, such as models.example.org"
+            ) from None
 
 
 def listen_on(host: str, port: int) -> socket.socket:
@@ -105,16 +120,30 @@ def listening_error(host: str, port: int, error: OSError) -> ServeError:
 def read_key(file: Path | None) -> str | None:
     """The key in a file or in PELLUCID_API_KEY; never an argument, which other users of the machine can read."""
     if file is not None:
-        key = file.read_text(encoding="utf-8").strip()
-        if not key:
-            raise ServeError(f"--api-key-file {file} is empty: write the key into it")
-        return key
-    return os.environ.get("PELLUCID_API_KEY") or None
+        # editors may put a byte order mark first; bytes that are not UTF-8 are no ASCII either
+        return checked_key(file.read_bytes().decode("utf-8-sig", "replace"), f"--api-key-file {file}")
+    key = os.environ.get("PELLUCID_API_KEY")
+    return checked_key(key, "PELLUCID_API_KEY") if key else None
+
+
+def checked_key(text: str, source: str) -> str:
+    """The key in a text. Raises ServeError, which names its source, for a key that no client could send."""
+    key = text.strip()
+    if not key:
+        raise ServeError(f"{source} is empty: write the key into it")
+    if not key.isascii() or not key.isprintable():
+        raise ServeError(
+            f"{source} holds more than one line, or other characters than printable ASCII, which no client sends in a "
+            "header: write the key alone into it"
+        )
+    return key
 
 
 def model_names_of(paths: Sequence[str], names: str | None) -> list[str]:
     """A name for each model: those given, or the last part of each path."""
-    chosen = [name.strip() for name in names.split(",")] if names else [Path(path).name for path in paths]
+    chosen = (
+        [name.strip() for name in names.split(",")] if names else [Path(os.path.abspath(path)).name for path in paths]
+    )
     if len(chosen) != len(paths) or len(set(chosen)) < len(chosen) or not all(chosen):
         raise ServeError(
             f"{len(paths)} models and the names {', '.join(chosen)}: give each model a name of its own by --model-names"
@@ -125,19 +154,21 @@ def model_names_of(paths: Sequence[str], names: str | None) -> list[str]:
 class DrainingServer(uvicorn.Server):
     """A server that loads its models while it says so, and that lets running requests finish when it is stopped.
 
-    load     adds to `models`, in a thread of its own
-    seconds  for which running requests go on after a signal; each of the others ends with a last event
+    load      adds to `models`, in a thread of its own
+    announce  is called when the models are there and requests are answered
+    seconds   for which running requests go on after a signal; each of the others ends with a last event
     """
 
     def __init__(
         self,
         config: uvicorn.Config,
         models: list[ServedModel],
-        load: Callable[[], Iterable[ServedModel]],
+        load: Load,
+        announce: Callable[[], None],
         seconds: float,
     ):
         super().__init__(config)
-        self.models, self.load, self.seconds = models, load, seconds
+        self.models, self.load, self.announce, self.seconds = models, load, announce, seconds
         #: why the models could not be loaded
         self.failure: BaseException | None = None
 
@@ -152,6 +183,7 @@ class DrainingServer(uvicorn.Server):
             for model in loaded:
                 model.engine.start()
             self.models.extend(loaded)
+            self.announce()
         except BaseException as error:
             self.failure, self.should_exit = error, True
 
@@ -186,13 +218,15 @@ def run_app(
     host: str,
     port: int,
     drain_seconds: float,
+    announce: Callable[[], None],
 ) -> None:
     """Serve until SIGINT or SIGTERM what `load` adds to `models`; raises what `load` raises.
 
+    `announce` is called when the models are there and requests are answered.
     Raises ServeError, before anything is loaded, where it cannot listen.
     """
     sockets = listen_on_each(host, port)
-    server = DrainingServer(server_config(app, host, port, drain_seconds), models, load, drain_seconds)
+    server = DrainingServer(server_config(app, host, port, drain_seconds), models, load, announce, drain_seconds)
     # uvicorn repeats the signal when it has shut down in order
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets)

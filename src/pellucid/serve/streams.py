@@ -1,5 +1,6 @@
 """Server-sent events, and the errors that end a stream or answer a request."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from pellucid.generate.errors import LogitsError
 from pellucid.serve.answer import Answer
-from pellucid.serve.generation import QueueFullError, TooLargeError
+from pellucid.serve.generation import QueueFullError, StoppingError, TooLargeError
 from pellucid.serve.protocol import error_body
 
 DONE = "data: [DONE]\n\n"
@@ -31,6 +32,10 @@ class CancellingStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
+        except asyncio.CancelledError:
+            # a server that stops cancels the streams whose clients do not read, and would print where each one waited
+            if not self.answer.model.engine.draining:
+                raise
         finally:
             self.answer.cancel()
 
@@ -39,8 +44,10 @@ def error_answer(error: Exception) -> tuple[int, dict[str, Any]]:
     """Status and body for what a request ended with."""
     if isinstance(error, QueueFullError):
         return 429, error_body(str(error), "rate_limit_error", "rate_limit_exceeded")
+    if isinstance(error, StoppingError):
+        return 503, error_body(str(error), "server_error", "server_stopping")
     if isinstance(error, TooLargeError):
-        return 400, error_body(str(error), "invalid_request_error", "context_length_exceeded", error.parameter)
+        return 400, error_body(str(error), "invalid_request_error", error.code, error.parameter)
     if isinstance(error, LogitsError):
         return 500, error_body(str(error), "server_error", "logits_not_finite")
     if isinstance(error, ValueError):

@@ -30,8 +30,7 @@ def tokenized(model: ServedModel, body: TokenizeBody) -> dict[str, Any]:
     special = model.tokenizer.special.get(body.prompt)
     tokens = model.tokenizer.encode(body.prompt) if special is None else [special]
     if body.add_special_tokens:
-        closing = model.tokenizer.after if model.is_masked else ()
-        tokens = [*model.tokenizer.opening, *tokens, *closing]
+        tokens = model.with_special_ids(tokens)
     return {"tokens": tokens, "count": len(tokens), "max_model_len": model.engine.n_ctx}
 
 

@@ -132,7 +132,7 @@ class ChatTemplate:
         Raises ChatError as `encode` does, and for a template that changes earlier messages when later ones follow.
         """
         checked, marker = self._marked(messages, tokenizer)
-        turns = [i for i, message in enumerate(checked) if message["role"] == "assistant"]
+        turns = [i for i, message in enumerate(checked) if is_learned(message)]
         calls = [call for i in turns for call in ((checked[:i], False), (checked[:i], True), (checked[: i + 1], False))]
         text, *parts = self._render([(checked, False), *calls], now)
         spans = []
@@ -242,10 +242,20 @@ def _checked_message(i: int, message: Any) -> dict[str, Any]:
         if other := [part for part in content if not isinstance(part, Mapping) or part.get("type") != "text"]:
             kind = other[0].get("type") if isinstance(other[0], Mapping) else type(other[0]).__name__
             raise ChatError(f"message {i} has a part of type {kind!r}: expected parts of type text")
-        content = "\n".join(str(part.get("text", "")) for part in content)
+        content = text_of_parts(content)
     if not isinstance(content, str):
         raise ChatError(f"message {i} ({entries['role']}) has no content: expected a text")
     return entries | {"content": content}
+
+
+def text_of_parts(parts: Sequence[Message]) -> str:
+    """The text of a message whose content is given in parts: each on a line of its own."""
+    return "\n".join(str(part.get("text", "")) for part in parts)
+
+
+def is_learned(message: Message) -> bool:
+    """Whether a message is an answer to learn: the assistant's, unless its `weight` is 0, as OpenAI's files have it."""
+    return message["role"] == "assistant" and message.get("weight", 1) != 0
 
 
 def check_role(role: str, tokenizer: Tokenizer) -> None:
