@@ -67,7 +67,8 @@ LEFT_OUT = {
     "and as qwen3, and a note says so",
     "Gemma 3n": "options of its own",
     "T5 with a tied readout that is not scaled, or the other way round": "transformers 5 writes the same entries for a "
-    "tied and an untied one; scale_decoder_outputs = false is read as untied, as in v1.1",
+    "tied and an untied one; scale_decoder_outputs = false is read as untied, as in v1.1, and refused where the file "
+    "holds no lm_head.weight",
     "UMT5, Pegasus and other pairs": "no table yet; UMT5's biases differ from layer to layer",
     "texts of mBART and Marian": "their models are read and give logits of ids, but mBART's tokenizer puts codes of "
     "languages beside sources and targets, and Marian has two files of SentencePiece: texts are ids in digits",
@@ -81,8 +82,8 @@ PASSED_OVER = """
 ## Entries without effect
 
 Pellucid reads every entry of config.json that changes a logit; if it cannot represent the entry's value, it stops and
-names the entry. The following entries change no logit and are ignored. An entry that is neither read nor in this list
-is named in a warning.
+names the entry. The following entries change no logit and are ignored, except for the two that say which ids end texts
+and start targets. An entry that is neither read nor in this list is named in a warning.
 
 """
 #: what cannot come back: rows of position tables that only padding reads

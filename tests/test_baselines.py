@@ -16,6 +16,7 @@ from pellucid import baselines
 from pellucid.predictors.ngram_baselines import Baseline, score_baselines
 from pellucid.predictors.repeats import Repeats, repeats, window_hashes, window_length
 from pellucid.runs.checkpoint import folder_of, steps_of
+from pellucid.runs.options import with_train
 from pellucid.runs.overfitting import Curve
 from pellucid.text.read.pairs import read_pairs, split_pairs
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
@@ -76,6 +77,29 @@ def test_the_verdict_names_who_is_ahead():
     assert "behind bigram (" in baselines.verdict(found, 3.1)
     assert "behind uniform, bigram (" in baselines.verdict(found, 8.5)
     assert baselines.Baselines.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def add_evaluation(run, **measured):
+    """A row of metrics.jsonl after all others."""
+    row = {"step": run.step, "held_out_loss": run.held_out_loss, "bits_per_byte": run.bits_per_byte} | measured
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def test_a_model_that_was_measured_on_a_part_gets_no_verdict(text, tmp_path):
+    """Where the time of a run was over before all was read, and where a run was stopped before its end."""
+    run = train(text, out=tmp_path / "run")
+    n_held_out = measured(run).n_held_out
+    assert "first" not in "".join(baselines.table(run)[:-1])
+    assert "the model is " in baselines.table(run)[-1]
+    add_evaluation(run, whole=False, cut=n_held_out - 7)
+    *_, figures, said = baselines.table(run)
+    assert figures.startswith(f"this model, step 2 (first {n_held_out - 7:,} tokens)  ")
+    assert said.startswith(f"no verdict: the model was measured on the first {n_held_out - 7:,} held-out tokens alone")
+    assert f"scored on all {n_held_out:,} held-out tokens" in said
+    add_evaluation(run, whole=False)
+    for read, begins in ((n_held_out - 1, "no verdict: "), (n_held_out, "the model is ")):
+        assert baselines.table(replace(run, recipe=with_train(run.recipe, evaluate_tokens=read)))[-1].startswith(begins)
 
 
 def test_of_long_texts_a_part_is_read_and_it_says_how_much(text, tmp_path, monkeypatch):

@@ -157,6 +157,8 @@ def test_a_run_is_trained_saved_loaded_and_scored(tmp_path, capsys, monkeypatch)
     assert "images: 54 to train on, 6 held out, 1 x 4 x 6, 3 classes" in said
     assert main(["score", str(run), str(path)]) == 0
     assert "images    60\naccuracy  1.0000" in capsys.readouterr().out
+    assert main(["score", str(run), str(path), "--json"]) == 2
+    assert "--json applies to text" in capsys.readouterr().err
     # the checkpoint is the network: what was measured is measured again
     best = min(row["held_out_loss"] for row in read_metrics(run / "metrics.jsonl") if "held_out_loss" in row)
     held = permute(np.arange(60, dtype=np.uint64), 60, model.recipe.train.seed, 0).astype(np.int64)[:6]

@@ -37,6 +37,7 @@ from pellucid.report.drawing import draw_architecture, equations
 from pellucid.report.page import e, page_of
 from pellucid.runs.options import RecipeError, with_train
 from pellucid.runs.trainer import LAG
+from pellucid.training.config import ParallelOptions
 from running import any_architectures
 
 PARTS = (
@@ -156,6 +157,25 @@ def test_what_is_measured_on_the_way_is_said_in_the_legend(run):
     assert said.count(f"held-out, its first {asked:,} tokens") == 2
     assert said.count(f"all of it, {total:,} tokens") == 2
     assert f"During training the loss is measured on the first {asked:,} of the {total:,} held-out tokens" in said
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_last_evaluation_that_was_cut_is_said_to_be_of_a_part(run, known):
+    """Wherever its figure stands: in the headline, in the charts, and beside the baselines, which read all."""
+    if not known:
+        (run / "baselines.json").unlink()
+    about = Contents.of(run)
+    row = next(row for row in reversed(about.rows) if "held_out_loss" in row)
+    row |= {"whole": False, "cut": 1234, "held_out_part": row["held_out_loss"] + 0.25}
+    said = Page(page_of(about)).text
+    assert f"{row['bits_per_byte']:.3f} bits per byte of the first 1,234 held-out tokens" in said
+    assert said.count("its first 1,234 tokens") == 2
+    assert "held-out tokens; at the end, on the first 1,234." in said
+    assert "all of it, " not in said
+    assert ("this model, first 1,234 tokens" in said) == known
+    assert ("No verdict: the model was measured on the first 1,234 held-out tokens alone" in said) == known
+    assert "the same held-out text" not in said
+    assert "The model is " not in said
 
 
 def test_samples_are_whole(run):
@@ -290,6 +310,56 @@ def test_the_command_names_the_model_that_a_run_started_from(run, tmp_path, monk
         assert main(said.split()[1:]) == 0
         first, second = (Contents.of(folder).series("loss") for folder in (path, path.with_name(f"{name}-again")))
         assert first == second
+
+
+@pytest.mark.slow
+def test_the_command_of_a_chat_trains_it_again(run, tmp_path, monkeypatch):
+    """Its recipe.json has the size of the vocabulary with the tokens that the chat brought."""
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    chats = tmp_path / "chats.jsonl"
+    with chats.open("w") as file:
+        for i in range(20):
+            said = {"role": "user", "content": f"Say {i}"}, {"role": "assistant", "content": f"{i}"}
+            file.write(json.dumps({"messages": said}) + "\n")
+    fields = {
+        "batch": 2,
+        "compile": "no",
+        "precision": "float32",
+        "attention": "fused",
+        "n_ctx": 64,
+        "sample_every": -1,
+    }
+    path = pellucid.train(chats, out=tmp_path / "chat", from_model=run, steps=2, fields=fields).path
+    about = Contents.of(path)
+    assert about.recipe.new_ids
+    assert main(about.command.split()[1:]) == 0
+    assert Contents.of(path.with_name("chat-again")).series("loss") == about.series("loss")
+
+
+def test_only_a_run_that_followed_the_steps_alone_is_the_same_again(run):
+    """Not one whose end was moved by the clock: the rates of the command are those of its number of steps."""
+    about = Contents.of(run)
+    assert "the same run, bit for bit" in Page(page_of(about)).text
+    moved = replace(about, recipe=replace(about.recipe, segments=((0, 9),), replans=((4, 12),)))
+    said = Page(page_of(moved)).text
+    assert "bit for bit" not in said
+    assert "follow the number of steps and not the clock" in said
+    assert "the weights will differ" in said
+    assert "--steps 12 " in moved.command
+
+
+def test_the_command_starts_as_many_processes_with_the_same_layout(run):
+    about = Contents.of(run)
+    assert "--processes" not in about.command
+    for layout, options in (
+        (ParallelOptions(replicate=4, shard=1, tensor=1), "--processes 4"),
+        (
+            ParallelOptions(replicate=2, shard=3, tensor=1, gather="bfloat16"),
+            "--processes 6 --set parallel.shard=3 --set parallel.gather=bfloat16",
+        ),
+        (ParallelOptions(replicate=1, shard=1, tensor=2), "--processes 2 --set parallel.tensor=2"),
+    ):
+        assert replace(about, recipe=replace(about.recipe, parallel=layout)).command.endswith(f"-again {options}")
 
 
 def test_what_came_through_a_pipe_cannot_be_trained_again_by_a_command(run):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pellucid.architecture import Positions as Positions
     from pellucid.conversion import convert as convert
     from pellucid.edits import Edit as Edit
+    from pellucid.generate.scoring import CorpusScore as CorpusScore
     from pellucid.generate.scoring import Score as Score
     from pellucid.generate.text import Generated as Generated
     from pellucid.language_model import LanguageModel as LanguageModel
@@ -70,6 +71,7 @@ _MODULES = {
     "Attention": "pellucid.architecture",
     "ChatTemplate": "pellucid.text.chat_template",
     "Circuits": "pellucid.lens.weights.circuits",
+    "CorpusScore": "pellucid.generate.scoring",
     "Dropout": "pellucid.architecture",
     "Edit": "pellucid.edits",
     "Generated": "pellucid.generate.text",
@@ -104,6 +106,7 @@ __all__ = [
     "Attention",
     "ChatTemplate",
     "Circuits",
+    "CorpusScore",
     "Dropout",
     "Edit",
     "Generated",

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from pellucid.hub.files import ADAPTER, CONFIG
+from pellucid.hub.folder import Folder
 from pellucid.hub.open import find_folder, open_folder
 from pellucid.hub.own_code import PREFIX
 from pellucid.hub.peft import changes_of
@@ -21,11 +23,15 @@ def family_of_base(recipe: Recipe, trust: bool = False) -> Family | None:
 
     A base that is gone counts as one of ours.
     """
+    base = open_base(recipe, trust)
+    return next(iter(families_for(recipe.model)), None) if base is None else base.family
+
+
+def open_base(recipe: Recipe, trust: bool = False) -> Folder | None:
+    """The base model where it is a folder that transformers opens, else None."""
     assert recipe.base is not None
     path = find_folder(recipe.base.path, recipe.base.revision or None, trust=trust)
-    if (path / "config.json").exists():
-        return open_folder(path, trust=trust).family
-    return next(iter(families_for(recipe.model)), None)
+    return open_folder(path, trust=trust) if (path / CONFIG).exists() else None
 
 
 def write_run_adapter(
@@ -35,7 +41,8 @@ def write_run_adapter(
 
     Modules have the names of the base's family (`family_of_base`); without one, those of the network, with the prefix
     of a base that transformers opens with its own code. `trust` opens a base whose weights are pickles. Raises
-    RecipeError for a run without adapters.
+    RecipeError for a run without adapters and for one on an adapter or a GGUF file, and FamilyError for changes of
+    experts that peft cannot read.
     """
     recipe = read_recipe(run)
     if recipe.base is None or not recipe.adapt.rank:
@@ -45,14 +52,27 @@ def write_run_adapter(
             f"{run} has trained rows for {len(recipe.new_ids)} new tokens, which adapters alone do not hold: write the "
             f"whole model, with its adapters merged (pellucid convert {run} FOLDER)"
         )
+    path = find_folder(recipe.base.path, recipe.base.revision or None, trust=trust)
+    if kind := _kind_without_adapters(path):
+        raise RecipeError(
+            f"{run} changes {recipe.base.path}, {kind}, and no program opens an adapter that changes one: write the "
+            f"whole model, with its adapters merged (pellucid convert {run} FOLDER)"
+        )
     checkpoint_file = named_checkpoint(run, checkpoint)
     goal = FAMILIES[family] if family else family_of_base(recipe, trust)
     scale = recipe.adapt.scaled_by / recipe.adapt.rank
     changes = dict(changes_of(factors(checkpoint_file.weights), scale, recipe.model, goal))
-    base = find_folder(recipe.base.path, recipe.base.revision or None, trust=trust)
-    if (base / "config.json").exists():
+    if (base := open_base(recipe, trust)) is not None:
         if goal is None:
             changes = {PREFIX + module: change for module, change in changes.items()}
-        elif open_folder(base, trust=trust).tower is not None:
+        elif base.tower is not None:
             changes = {whole_model_name(module): change for module, change in changes.items()}
     return write_files(folder, changes, recipe.adapt.rank, recipe.base.path, recipe.base.revision)
+
+
+def _kind_without_adapters(base: Path) -> str:
+    """What this base is, where its path cannot be named as what an adapter changes; "" where it can."""
+    if base.suffix == ".gguf":
+        return "a GGUF file"
+    is_adapter = (base / ADAPTER).exists() and not (base / CONFIG).exists()
+    return "an adapter itself" if is_adapter else ""

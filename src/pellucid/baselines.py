@@ -15,6 +15,7 @@ from pellucid.parameter_counts import count_parameters
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.ngram_baselines import COUNTED, Baseline, as_part, baseline, rows_of, score_baselines, spread
 from pellucid.predictors.repeats import Repeats, repeats
+from pellucid.runs.metrics import last_evaluation, part_measured, read_metrics
 from pellucid.runs.pipeline import Run
 from pellucid.runs.run_dir import read_json
 from pellucid.text.tokens.conversations import ConversationTokens
@@ -207,12 +208,23 @@ def table(run: Run) -> list[str]:
     results = read_baselines(run.path)
     if results is None or run.held_out_loss is None or run.bits_per_byte is None:
         return []
-    rows = [*results.predictors, Baseline(f"this model, step {run.step:,}", run.held_out_loss, run.bits_per_byte)]
-    return [*rows_of("held-out text", rows), verdict(results, run.bits_per_byte)]
+    row = last_evaluation(read_metrics(run.path / "metrics.jsonl"))
+    part = part_measured(row, run.recipe.train.evaluate_tokens, results.n_held_out)
+    name = f"this model, step {run.step:,}" + (f" (first {part:,} tokens)" if part else "")
+    rows = [*results.predictors, Baseline(name, run.held_out_loss, run.bits_per_byte)]
+    return [*rows_of("held-out text", rows), verdict(results, run.bits_per_byte, part)]
 
 
-def verdict(results: Baselines, bits_per_byte: float) -> str:
-    """One sentence that says which predictors the model is better than."""
+def verdict(results: Baselines, bits_per_byte: float, part: int = 0) -> str:
+    """One sentence that says which predictors the model is better than.
+
+    part  how many held-out tokens the model was measured on, 0 for all; a part does not compare with the whole
+    """
+    if part:
+        return (
+            f"no verdict: the model was measured on the first {part:,} held-out tokens alone, which may be easier or "
+            f"harder than all of them ({results.reach}). A run that comes to its end in time is measured on all"
+        )
     ahead = [p.name for p in results.predictors if p.bits_per_byte <= bits_per_byte]
     if not ahead:
         return f"the model is better than each of them ({results.reach})"

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from pellucid.adapters import family_of_base, write_run_adapter
+from pellucid.adapters import family_of_base, open_base, write_run_adapter
 from pellucid.architecture import Architecture
 from pellucid.destination import check_destination, written_aside
 from pellucid.hub import transformers_bridge as source
@@ -21,12 +21,13 @@ from pellucid.hub.families import FAMILIES, FamilyError, config_of, each_to_ours
 from pellucid.hub.files import ADAPTER, FolderError, read_object
 from pellucid.hub.folder import NO_TOKENIZER, Folder
 from pellucid.hub.gguf import from_gguf as gguf_to_ours
-from pellucid.hub.gguf import notes_on_gguf_tokenizer, read_gguf, write_gguf
+from pellucid.hub.gguf import gguf_architecture, notes_on_gguf_tokenizer, notes_on_gguf_weights, read_gguf, write_gguf
 from pellucid.hub.open import check_checkpoint, find_folder, open_folder, read_network
 from pellucid.hub.own_code import MODEL_TYPE, PREFIX, model_class, write_code
 from pellucid.hub.peft import Changed, read_adapter
 from pellucid.hub.standalone import write_loader
 from pellucid.hub.tables import Family
+from pellucid.hub.targets import how_to_train_for_gguf
 from pellucid.hub.text_towers import text_model_name
 from pellucid.hub.write import (
     SHARD,
@@ -36,18 +37,17 @@ from pellucid.hub.write import (
     no_progress,
     write_chat,
     write_config,
-    write_end_ids,
     write_object,
     write_tensors,
     write_tokenizer,
 )
 from pellucid.model import Transformer
 from pellucid.model.weights import state_of
-from pellucid.runs.metrics import read_metrics
+from pellucid.runs.metrics import last_evaluation, part_measured, read_metrics
 from pellucid.runs.run_dir import MACHINE, read_json
 from pellucid.starting_model import base_weights
 from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
-from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text.tokenizers.base import Tokenizer, write_model_ids
 from pellucid.training.load import as_trained, load_run, read_recipe
 from pellucid.verify.parity import (
     Parity,
@@ -179,8 +179,10 @@ def convert(
             "readout = none: a model without a head has no logits to compare: write it in the layout pellucid, "
             "without a comparison (to='pellucid', compare=False; --no-compare)"
         )
+    if layout == "gguf":
+        check_for_gguf(model)
     progress("writing the weights", 0, 0)
-    left_out = sentences_on_conversion(model, layout)
+    left_out = sentences_on_conversion(model, layout, weights)
     with written_aside(destination, single_file=layout == "gguf") as folder:
         n_bytes, parity = WRITERS[layout](model, folder, goal)
         exported_family, written = goal.exported(model) if layout == "huggingface" else (None, model)
@@ -192,13 +194,24 @@ def convert(
     return Converted(destination, layout, n_bytes, parity, code, left_out)
 
 
-def sentences_on_conversion(model: SourceModel, layout: Layout) -> tuple[str, ...]:
-    """What the result lacks, or does otherwise than the model."""
+def check_for_gguf(model: SourceModel) -> None:
+    """Raise FamilyError, with what to train if it is a run, for an architecture that llama.cpp cannot open."""
+    try:
+        gguf_architecture(model.architecture)
+    except FamilyError as error:
+        remedy = "" if model.run is None else how_to_train_for_gguf(model.architecture)
+        raise FamilyError(f"{error}{remedy}") from None
+
+
+def sentences_on_conversion(model: SourceModel, layout: Layout, weights: Kept | None = None) -> tuple[str, ...]:
+    """What the result lacks, or does otherwise than the model or than `weights` asks."""
     said = [NO_NGRAM] if model.run is not None and (model.run / "ngram").exists() else []
     if model.folder is not None and model.tokenizer is None and model.folder.why_no_tokenizer() != NO_TOKENIZER:
         said.append(TOKENIZER_LEFT_OUT)
     if layout == "gguf" and model.tokenizer is not None:
         said += notes_on_gguf_tokenizer(model.tokenizer)
+    if layout == "gguf" and weights is not None:
+        said += notes_on_gguf_weights(model.architecture, weights)
     return tuple(said)
 
 
@@ -298,6 +311,7 @@ def read_model(
     about = {"source": f"{path.name}, step {step}", "data": read_json(path / "data.json")}
     about["recipe"] = recipe
     about["losses"] = losses_of(path, step)
+    about["part_measured"] = part_of_losses(path, step, recipe, about["data"])
     about["training"] = training_of(path, step)
     return SourceModel(
         network.architecture, tokenizer, lambda: iter(state.items()), None, about, path, read_chat_template(path)
@@ -312,6 +326,14 @@ def losses_of(run: Path, step: int) -> dict[str, Any]:
             names = ("loss", "held_out_loss", "bits_per_byte")
             losses |= {name: row[name] for name in names if row.get(name) is not None}
     return losses
+
+
+def part_of_losses(run: Path, step: int, recipe: dict[str, Any], data: dict[str, Any]) -> int:
+    """How many held-out tokens the held-out loss of `losses_of` is over, 0 where it is over all of them."""
+    part = data.get("parts", {}).get("held_out", {})
+    known = part.get("answer_tokens", part.get("tokens", part.get("target_tokens", 0)))
+    rows = [row for row in read_metrics(run / "metrics.jsonl") if row["step"] <= step]
+    return part_measured(last_evaluation(rows), recipe["train"].get("evaluate_tokens", 0), known)
 
 
 def training_of(run: Path, step: int) -> dict[str, Any]:
@@ -368,13 +390,19 @@ def to_gguf(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parity |
 
 
 def to_adapter(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
-    """Write a run's adapters alone; merged from the written files, they must give the run's logits."""
+    """Write a run's adapters alone; peft must give the run's logits with them, or where it is not installed, or the
+    base is no folder that transformers opens, the weights that are merged from the written files.
+    """
     if model.run is None:
         raise FolderError("to = adapter: the model is not a run of adapters (pellucid train --from MODEL --lora 8)")
     n_bytes = write_run_adapter(model.run, folder, goal.checkpoint, goal.family, trust=goal.trust)
     if not goal.compares:
         return n_bytes, None
-    recipe = read_recipe(model.run)
+    recipe, probe = read_recipe(model.run), make_probe(model.architecture, model.tokenizer)
+    opened = open_base(recipe, goal.trust)
+    if opened is not None and opened.family is not None and source.is_installed(folder):
+        network = model.network(probe.dtype)
+        return n_bytes, beside_theirs(network, opened.path, opened.their_class, probe, folder).require()
     family = FAMILIES[goal.family] if goal.family else family_of_base(recipe, goal.trust)
     a, base = model.architecture, base_weights(recipe, goal.trust)
     changes = {
@@ -383,7 +411,6 @@ def to_adapter(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parit
     theirs = dict(each_to_theirs(base, a, family)) if family else base
     merged = Changed(theirs, changes, "" if family else PREFIX)
     ours = each_to_ours(merged, config_of(a, family), family) if family else merged.items()
-    probe = make_probe(a, model.tokenizer)
     network = read_network(a, ours, probe.dtype)
     expected = our_logits(model.network(probe.dtype), probe)
     parity = compare_logits(our_logits(network, probe), expected, "the run itself", probe)
@@ -397,7 +424,7 @@ def write_pellucid(model: SourceModel, folder: Path, progress: Progress = no_pro
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
     elif model.folder is not None:
-        write_end_ids(folder, model.folder.end_ids)
+        write_model_ids(folder, model.folder.ids())
     if model.chat_template is not None:
         write_chat_template(folder, model.chat_template, model.tokenizer.named_end if model.tokenizer else "")
     write_loader(folder)
@@ -409,7 +436,10 @@ def write_huggingface(
 ) -> int:
     """Write config.json, generation_config.json, weights, the tokenizer's files, and code if there is no family."""
     a = model.architecture
-    write_config(folder, a, family, model.tokenizer, dtype_of(model.ours()), model.folder)
+    # an adapter's changes are merged in float32 or finer, whatever the precision of the other weights
+    is_adapter = model.folder is not None and model.folder.adapter is not None
+    dtype = dtype_of(model.ours(), finest=is_adapter)
+    write_config(folder, a, family, model.tokenizer, dtype, model.folder)
     if model.tokenizer is not None:
         write_tokenizer(folder, model.tokenizer, a.n_ctx, a)
         if model.chat_template is not None:

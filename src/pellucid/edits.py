@@ -29,7 +29,9 @@ Op = Literal["zero", "mean", "resample", "set", "add", "scale", "project_out", "
 #: the indices of an axis that an edit applies to: one, several, or a slice; None for all of them
 Indices = int | Sequence[int] | range | slice | None
 #: the options that restrict an edit to a part of a tensor, and the axis letters (`pellucid.tensor_names`) of each
-PLACES = {"row": "b", "head": "h", "kv_head": "g", "pos": "ij", "key": "j", "neuron": "f"}
+PLACES = {"row": "b", "head": "h", "kv_head": "g", "pos": "ij", "key": "j", "neuron": "fs"}
+#: the fields that hold numbers
+NUMBERS = ("value", "factor", "low", "high")
 
 
 class EditError(ValueError):
@@ -44,7 +46,7 @@ class Where(TypedDict, total=False):
     kv_head   heads of keys and values
     pos       positions of the tensor, from 0
     key       positions of the keys, of scores and patterns
-    neuron    neurons of an MLP's hidden layer
+    neuron    neurons of the hidden layer of an MLP, an expert or a shared expert
     """
 
     row: Indices
@@ -103,7 +105,7 @@ class Edit:
             raise EditError(f"an edit has no field {strange[0]!r}: the fields are {', '.join(sorted(known))}")
         if missing := [name for name in ("op", "name") if name not in values]:
             raise EditError(f"an edit was given without {missing[0]}: give op and name")
-        options = {n: _span(v) if n in PLACES else _numbers(v) if n == "value" else v for n, v in values.items()}
+        options = {n: _span(v) if n in PLACES else _numbers(v) if n in NUMBERS else v for n, v in values.items()}
         return cls(**options)
 
 
@@ -170,10 +172,11 @@ def from_json(text: str) -> list[Edit]:
 
 
 def _checked(axis: str, indices: Any) -> Any:
-    """An int or a sequence as a tuple, a slice without step as it is; EditError for negative indices."""
+    """An int or a sequence as a tuple, a slice without step as it is; EditError for negative indices, and for none."""
     if indices is None:
         return None
     refused = EditError(f"{axis} = {indices}: expected whole numbers from 0 on, which is the first")
+    empty = EditError(f"{axis} = {indices} stands for no index, so the edit would change nothing: give one or more")
     if isinstance(indices, slice) and indices.step not in (None, 1):
         raise EditError(f"{axis} = {indices}: a slice of an edit has no step; give the numbers as a list")
     try:
@@ -185,9 +188,13 @@ def _checked(axis: str, indices: Any) -> Any:
         raise refused from None
     if min(numbers, default=0) < 0:
         raise refused
-    if isinstance(indices, slice):
-        return slice(numbers[0], None if indices.stop is None else numbers[1])
-    return tuple(numbers)
+    if not isinstance(indices, slice):
+        if not numbers:
+            raise empty
+        return tuple(numbers)
+    if indices.stop is not None and numbers[1] <= numbers[0]:
+        raise empty
+    return slice(numbers[0], None if indices.stop is None else numbers[1])
 
 
 def _wholes(indices: Any) -> list[int]:
@@ -216,24 +223,22 @@ def _plain(name: str, value: Any) -> Any:
         if isinstance(value, slice):
             return {"from": value.start or 0, "to": value.stop}
         return list(value) if isinstance(value, tuple) else value
-    if name == "value" and value is not None:
-        if hasattr(value, "keep"):
-            raise EditError(
-                "an edit that refers to a trace cannot be written: write `trace.edits`, which hold the tensors"
-            )
-        return _without_infinities(value.tolist() if hasattr(value, "tolist") else value)
-    return value
+    if hasattr(value, "keep"):
+        raise EditError("an edit that refers to a trace cannot be written: write `trace.edits`, which hold the tensors")
+    return _json_numbers(value) if name in NUMBERS else value
 
 
-def _without_infinities(value: Any) -> Any:
-    """Nested numbers with infinities as text, because JSON has no number for them."""
+def _json_numbers(value: Any) -> Any:
+    """Nested numbers, tensors and arrays as lists, with infinities and nan as text: JSON has no number for them."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, list | tuple):
-        return [_without_infinities(v) for v in value]
-    return str(value) if isinstance(value, float) and math.isinf(value) else value
+        return [_json_numbers(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _numbers(value: Any) -> Any:
-    """Nested numbers back from `_without_infinities`."""
+    """Nested numbers back from `_json_numbers`."""
     if isinstance(value, list):
         return [_numbers(v) for v in value]
     return float(value) if isinstance(value, str) else value

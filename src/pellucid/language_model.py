@@ -19,11 +19,10 @@ from pellucid.edits import Edit
 from pellucid.generate.fill import Filling, fill
 from pellucid.generate.readers import NO_TAPS, TapFactory
 from pellucid.generate.replies import Messages, ReplyOptions, ReplyPiece, stream_reply
-from pellucid.generate.scoring import Score, score
+from pellucid.generate.scoring import CorpusScore, Score, score
 from pellucid.generate.text import Generated, GenerateOptions, TextPiece, generate, stream_generate
 from pellucid.hub.folder import LoadWarning
 from pellucid.hub.open import check_checkpoint, check_revision, find_folder, is_local, open_folder, read_network
-from pellucid.hub.write import write_end_ids
 from pellucid.lens.analysis.ablation import Ablation, ablate
 from pellucid.lens.analysis.heads import KINDS, Heads, HeadScore, detect_heads
 from pellucid.lens.analysis.metrics import Metric
@@ -42,7 +41,7 @@ from pellucid.look.inspector import Inspector
 from pellucid.look.known_answer import KNOWN_ANSWER, known_network, known_tokenizer
 from pellucid.model import Transformer
 from pellucid.model.weights import check_finite, save_weights
-from pellucid.predictors.on_text import Progress, score_given, with_baselines
+from pellucid.predictors.on_text import Progress, ScoreTextOptions, count_on_run, score_given
 from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.transformer_mixture import mixed_with, mixed_with_stored
 from pellucid.runs.checkpoint import steps_of
@@ -52,6 +51,7 @@ from pellucid.tensor_names import AttentionPart
 from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.read.find import ReadOptions
+from pellucid.text.tokenizers.base import write_model_ids
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 from pellucid.training.kinds import check_loader
 from pellucid.training.load import as_trained, load_run, read_recipe
@@ -60,6 +60,15 @@ from pellucid.verify.report import Report
 
 class ModelError(ValueError):
     """A folder that holds no model."""
+
+
+class ScoreOptions(ScoreTextOptions, total=False):
+    """How a transformer scores a text; `LanguageModel.score` describes them and holds the defaults."""
+
+    source: str | None
+    start: Literal["separator", "none"]
+    stride: int | None
+    batch: int
 
 
 @dataclass
@@ -144,6 +153,10 @@ class LanguageModel:
         provenance = self.provenance | {"edits": [e.to_dict() for e in edits]}
         return LanguageModel(changed, self.tokenizer, provenance, self.chat_template)
 
+    @overload
+    def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score: ...
+    @overload
+    def score(self, text: os.PathLike, **options: Unpack[ScoreOptions]) -> Score | CorpusScore: ...
     def score(
         self,
         text: str | os.PathLike,
@@ -156,10 +169,11 @@ class LanguageModel:
         reading: ReadOptions | None = None,
         baselines: bool = False,
         progress: Progress | None = None,
-    ) -> Score:
+    ) -> Score | CorpusScore:
         """How probable a text is, by itself or as the continuation of `prefix` (`pellucid.generate.scoring.score`).
 
-        text       a string; or the pathlib.Path of a file, which is read as training reads it
+        text       a string; or the pathlib.Path of a file or folder, which is read as training reads it: of several
+                   documents, each is scored by itself, and the result is a CorpusScore
         reading    how such a file is read: its field, its format, its encoding
         baselines  also score n-grams that are counted on the training text of the run that this model is from
         progress   progress(stage, done, total) is called during long steps
@@ -177,11 +191,8 @@ class LanguageModel:
                 batch=batch,
             )
 
-        result = score_given(score_text, text, reading)
-        if not baselines:
-            return result
-        run, trust = self.provenance.get("folder"), bool(self.provenance.get("trust"))
-        return with_baselines(result, run, self.tokenizer, progress, trust=trust)
+        count = partial(count_on_run, self.provenance, self.tokenizer, progress) if baselines else None
+        return score_given(score_text, text, reading, progress, count)
 
     def mixed_with(self, other: Predictor | None = None, weight: float | None = None) -> Predictor:
         """Mix with an n-gram (`pellucid.predictors.transformer_mixture`).
@@ -297,7 +308,7 @@ class LanguageModel:
         rows: int | None = None,
         period: int | None = None,
         seed: int | None = None,
-        kinds: Sequence[HeadScore] = KINDS,
+        kinds: HeadScore | Sequence[HeadScore] = KINDS,
         **options: Unpack[InputOptions],
     ) -> Heads:
         """Every head's scores on repeated random tokens, or on a text (`pellucid.lens.analysis.heads.detect_heads`)."""
@@ -396,7 +407,7 @@ class LanguageModel:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "architecture.json").write_text(json.dumps(network.architecture.to_dict(), indent=1) + "\n")
         if isinstance(self.tokenizer, IdTokenizer):
-            write_end_ids(folder, self.tokenizer.ends)
+            write_model_ids(folder, self.tokenizer)
         else:
             self.tokenizer.save(folder)
             if self.chat_template is not None:

@@ -23,7 +23,16 @@ from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.length import with_length
 from pellucid.runs.live_reporter import make_reporter
 from pellucid.runs.options import RecipeError, with_train
-from pellucid.runs.pipeline import NO_FOLDER, OF_MACHINE, Run, computed_here, follow_run, resume_run, start_run
+from pellucid.runs.pipeline import (
+    NO_FOLDER,
+    OF_MACHINE,
+    OF_RECORD,
+    Run,
+    follow_run,
+    resume_run,
+    resumed_with,
+    start_run,
+)
 from pellucid.runs.processes import ALONE, Processes, world_size
 from pellucid.runs.reporter import PlainReporter, QuietReporter
 from pellucid.starting_model import base_weights, open_starting_model
@@ -149,7 +158,8 @@ def train(
     held_out    what is measured on and never trained on: a share of the text (a tenth unless given), or files and
                 folders of your own
     resume      continue the run in `out` exactly; a length makes it longer, the layout of the processes, the tracker,
-                the device and train.compile may change, and other options are refused
+                the device, train.compile, the intervals of evaluations, checkpoints and samples and train.keep_last may
+                change, and other options are refused
     from_model  start from the weights, tokenizer and architecture of this run or saved model
     revision    of a name on the Hugging Face hub to start from: a branch, a tag or a commit
     trust       open a model to start from whose weights are pickles, and a tokenizer (that model's, one at a path, or
@@ -223,13 +233,19 @@ def train(
                 **base,
             )
             run = start_run(trainable, None if out is None else Path(out), reporter, began)
-        return with_adapter(finalize(run, reporter), trust)
+        return with_adapter(finalize(run, reporter), reporter, trust)
 
 
-def with_adapter(run: Run[Recipe], trust: bool = False) -> Run[Recipe]:
-    """The run itself, its best adapters written beside its checkpoints where they alone make up what was trained."""
+def with_adapter(run: Run[Recipe], reporter: PlainReporter, trust: bool = False) -> Run[Recipe]:
+    """The run itself, its best adapters written beside its checkpoints where they alone make up what was trained.
+
+    Where peft could not read them, a note says why; the run is complete without them.
+    """
     if run.recipe.adapt.rank and not run.recipe.new_ids and steps_of(run.path):
-        write_run_adapter(run.path, run.path / "adapter", trust=trust)
+        try:
+            write_run_adapter(run.path, run.path / "adapter", trust=trust)
+        except (FamilyError, RecipeError) as error:
+            reporter.note(f"no folder for peft is written beside the checkpoints: {error}")
     return run
 
 
@@ -351,8 +367,8 @@ def resume_transformer(
     opens_in: Target | None = None,
     trust: bool = False,
 ) -> Run[Recipe]:
-    """Resume the run in `out`; every option must be the run's, but the layout of the processes, the tracker, the device
-    and whether steps are compiled.
+    """Resume the run in `out`; every option must be the run's, but the layout of the processes, the tracker and those
+    of `pipeline.RESUMABLE`.
     """
     if out is None:
         raise RecipeError(NO_FOLDER)
@@ -389,7 +405,10 @@ def resume_transformer(
     moved_recipe = replace(recipe, inputs=inputs or recipe.inputs, text=text, parallel=layout)
     moved_recipe = with_train(moved_recipe, track=asked.train.track)
     words = {n: "auto" if changes.get(f"train.{n}") == "auto" else getattr(asked.train, n) for n in OF_MACHINE}
-    moved_recipe = computed_here(moved_recipe, words, reporter)
+    words |= {n: value for n in OF_RECORD if (value := getattr(asked.train, n)) != getattr(recipe.train, n)}
+    # one that is asked for again is not chosen, though it is equal to what the run chose
+    words |= {n: changes[f"train.{n}"] for n in OF_RECORD if f"train.{n}" in changes}
+    moved_recipe = resumed_with(moved_recipe, words, reporter)
     trainable = trainable_class(recipe)(
         moved_recipe, sampler_for(recipe.train.objective), weights=weights, processes=processes, trust=trust
     )

@@ -52,7 +52,7 @@ WRONG = {
     "generate run --mix run --mix-weight 2": "--mix-weight 2.0: expected a share",
     "generate runs/new": "runs/new: expected the folder of a run or of a saved model",
     "generate ./a/b/c": "nothing is there",
-    "score run new": "new: expected a file that exists, or - for standard input",
+    "score run new": "new: expected a file or folder that exists, or - for standard input",
     "score run text --stride 0": "--stride 0: expected a number from 1 on",
     "score runs/new text": "nothing is there",
     "fill run to-be": "to-be: expected a text with [MASK] in it",

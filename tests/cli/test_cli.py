@@ -149,13 +149,13 @@ def test_hosts_may_be_named_several_times(trained, monkeypatch):
     assert heard[-2:] == ["a.example", "b.example"]
 
 
-def test_one_text_is_scored_by_what_can(trained, tmp_path, capsys):
-    """A folder of two has two; a predictor has no windows to move by a stride, nor has a mixture with one."""
+def test_texts_are_scored_by_what_can(trained, tmp_path, capsys):
+    """A predictor has no windows to move by a stride, nor has a mixture with one."""
     for name in ("a.txt", "b.txt"):
         (tmp_path / "two").mkdir(exist_ok=True)
         (tmp_path / "two" / name).write_text("to be, or not to be, that is the question: " * 9)
-    assert cli.main(["score", str(trained), str(tmp_path / "two")]) == 2
-    assert "is a folder of 2 files" in capsys.readouterr().err
+    assert cli.main(["score", str(trained), str(tmp_path / "two")]) == 0
+    assert " over 2 documents, " in capsys.readouterr().out
     assert cli.main(["score", str(trained), str(tmp_path / "two" / "a.txt"), "--stride", "5"]) == 0
     counted = [str(tmp_path / "two"), "--predictor", "ngram", "--tokenizer", "byte", "--out", str(tmp_path / "ngram")]
     assert cli.main(["train", *counted]) == 0

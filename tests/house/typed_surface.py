@@ -22,5 +22,8 @@ assert_type(pellucid.train("a.npz", predictor="image-classifier", epochs=2), Run
 resumed = pellucid.train(out="a", resume=True, steps=9)
 assert_type(resumed, Run[pellucid.Recipe] | Run[PredictorRecipe] | Run[ImageRecipe])
 assert_type(pellucid.load("a"), pellucid.LanguageModel)
+assert_type(pellucid.load("a").score("text", stride=8, baselines=True), pellucid.Score)
+assert_type(pellucid.load("a").score(Path("a.jsonl"), start="none"), pellucid.Score | pellucid.CorpusScore)
+assert_type(pellucid.load_predictor("a").score("text", prefix="a"), pellucid.Score)
 assert_type(pellucid.load_predictor("a"), pellucid.Predictor)
 assert_type(pellucid.load_images("a"), pellucid.ImageModel)

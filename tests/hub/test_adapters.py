@@ -12,7 +12,9 @@ from their_folders import KINDS, write_theirs
 import pellucid
 from drawing import make_network
 from pellucid.cli import main
+from pellucid.hub.families import FAMILIES, FamilyError, architecture_of, parameter_shapes
 from pellucid.hub.open import open_folder
+from pellucid.hub.peft import changes_of
 from pellucid.language_model import LanguageModel
 from pellucid.model.weights import state_of
 from pellucid.runs.checkpoint import folder_of, steps_of
@@ -111,6 +113,7 @@ def test_an_export_is_merged(desk):
     assert torch.allclose(found, logits(pellucid.load(run, device="cpu"), tokens), atol=1e-5)
     done = pellucid.convert(run / "adapter", folder / "ours")
     assert "peft" in done.parity.other
+    assert "peft" in pellucid.convert(run, folder / "adapter", to="adapter").parity.other
     assert torch.equal(
         logits(pellucid.load(folder / "ours", device="cpu"), tokens),
         logits(pellucid.load(run / "adapter", device="cpu"), tokens),
@@ -145,6 +148,41 @@ def test_adapters_on_a_run_on_adapters(desk):
     assert {name for name in after if not torch.equal(after[name], before[name])} == {
         f"blocks.{i}.mlp.down.weight" for i in range(2)
     }
+
+
+@pytest.mark.slow
+def test_a_base_that_no_adapter_can_name_is_merged_instead(desk, capsys):
+    """The run is complete without the folder for peft, and a note says why it has none."""
+    folder, tokenizer = desk
+    base = write_theirs(folder / "base", "llama", tokenizer)
+    adapter = adapt(folder, base, "one", steps=2) / "adapter"
+    pellucid.convert(base, folder / "base.gguf", compare=False)
+    for changed, kind in ((adapter, "an adapter itself"), (folder / "base.gguf", "a GGUF file")):
+        run = folder / kind.split()[1]
+        pellucid.train(folder / "text.txt", out=run, from_model=changed, steps=2, fields=FIELDS, show=True)
+        assert f"no folder for peft is written beside the checkpoints: {run} changes" in capsys.readouterr().out
+        assert not (run / "adapter").exists()
+        assert main(["convert", str(run), str(folder / "out"), "--to", "adapter"]) == 2
+        assert f"{kind}, and no program opens an adapter that changes one" in capsys.readouterr().err
+        assert not (folder / "out").exists()
+
+
+def test_experts_whose_adapters_peft_leaves_out_are_refused():
+    """peft reads those of Qwen3-MoE, but of Qwen2-MoE only the others, without a word."""
+    sizes = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_experts": 3}
+    sizes |= {"num_key_value_heads": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 6}
+    for name, more in (("qwen2_moe", {"shared_expert_intermediate_size": 4}), ("qwen3_moe", {"head_dim": 4})):
+        a = architecture_of({"model_type": name} | sizes | more)
+        modules = ["blocks.0.attn.query", "blocks.0.mlp.experts.1.gate"]
+        shapes = {module: parameter_shapes(a)[f"{module}.weight"] for module in modules}
+        pairs = {module: (torch.zeros(2, into), torch.zeros(out, 2)) for module, (out, into) in shapes.items()}
+        if name == "qwen3_moe":
+            assert "model.layers.0.mlp.experts.1.gate_proj" in dict(changes_of(pairs, 1.0, a, FAMILIES[name]))
+            continue
+        with pytest.raises(FamilyError, match=r"experts\.1\.gate has a low-rank change, and peft leaves out"):
+            dict(changes_of(pairs, 1.0, a, FAMILIES[name]))
+        del pairs[modules[1]]
+        assert list(dict(changes_of(pairs, 1.0, a, FAMILIES[name]))) == ["model.layers.0.self_attn.q_proj"]
 
 
 def test_a_base_that_is_gone_or_changed_is_refused(desk, capsys):

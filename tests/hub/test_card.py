@@ -1,13 +1,14 @@
 """The model card tells of a run what happened in it, up to the checkpoint that was written out."""
 
 import json
+import shutil
 
 import pytest
 
 import pellucid
 from pellucid.conversion import read_model
 from pellucid.hub.card import write_card
-from pellucid.runs.metrics import read_metrics
+from pellucid.runs.metrics import part_measured, read_metrics
 
 FIELDS = {
     "d_model": 16,
@@ -67,6 +68,24 @@ def test_a_run_that_ended_early_and_passed_over_steps_says_so(run, tmp_path):
     about["training"] = about["training"] | {"steps": 6, "last_step": 6, "passed_over": 2}
     card = write_card(tmp_path, model.architecture, "pellucid", "", None, about).read_text()
     assert "steps taken: 6, of 8 planned; 2 of them were skipped, because their loss or gradient was not finite" in card
+
+
+def test_losses_of_a_part_of_the_held_out_text_say_of_which(run, tmp_path):
+    """Where the last evaluation was cut, and at a checkpoint at which only a part was read."""
+    shutil.copytree(run, tmp_path / "run")
+    rows = read_metrics(run / "metrics.jsonl")
+    row = next(row for row in reversed(rows) if "held_out_loss" in row)
+    row |= {"whole": False, "cut": 123}
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = []
+    for path in (run, tmp_path / "run"):
+        model = read_model(path, checkpoint="last")
+        card = write_card(tmp_path, model.architecture, "pellucid", "", None, model.about).read_text()
+        said.append("measured on the first 123 held-out tokens, not on all of them" in card)
+    assert said == [False, True]
+    n_held_out = json.loads((run / "data.json").read_text())["parts"]["held_out"]["tokens"]
+    assert part_measured({"whole": False}, n_held_out - 1, n_held_out) == n_held_out - 1
+    assert part_measured({"whole": False}, n_held_out, n_held_out) == 0
 
 
 def test_a_model_without_a_run_has_no_section_on_training(run, tmp_path):

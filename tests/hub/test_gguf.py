@@ -202,7 +202,8 @@ def test_fewer_bits(family, kept, tokenizer, tmp_path, capsys):
     """Every matrix is gguf's own rounding of ours; vectors and tables of positions stay as they are."""
     folder = write_theirs(tmp_path / "theirs", family, tokenizer, **({"head_dim": 10} if family == "llama" else {}))
     assert main(["convert", str(folder), str(tmp_path / "out.gguf"), "--weights", kept]) == 0
-    assert "parity with the model itself" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "parity with the model itself" in printed
     config = json.loads((folder / "config.json").read_text())
     expected = their_tensors(folder, family, config)
     reader = gguf.GGUFReader(tmp_path / "out.gguf")
@@ -218,6 +219,10 @@ def test_fewer_bits(family, kept, tokenizer, tmp_path, capsys):
         kept, "Q8_0"
     )
     assert kinds[short] == ("F16" if family == "llama" or kept == "float16" else "Q8_0")
+    matrices = [kind for kind in kinds.values() if kind != "F32"]
+    note = "Written as float16, not q8_0, because the length of their rows is not a multiple of 32: "
+    note += f"{matrices.count('F16')} of {len(matrices)} matrices."
+    assert (note in printed) == ("not a multiple" in printed) == (kept == "q8_0" and family == "llama")
 
 
 def test_neighbours_are_turned_as_they_are(tokenizer, tmp_path):
@@ -302,6 +307,22 @@ def test_what_llama_cpp_cannot_say_is_named(fields, says, tokenizer, tmp_path, c
     assert main(["convert", str(tmp_path / "own"), str(tmp_path / "out.gguf")]) == 2
     assert "cannot be written as GGUF" in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["own"]
+
+
+def test_the_nearest_family_is_named_first_with_all_that_is_in_its_way():
+    """Families with experts are in the way of nobody who has none, and the other way round."""
+    with pytest.raises(FamilyError) as refused:
+        gguf_architecture(preset("small"))
+    said = str(refused.value).removeprefix("this architecture cannot be written as GGUF: ").split("; ")
+    assert said[0] == "qwen3 cannot represent ngrams = [2, 3, 4, 5]"
+    assert sorted(part.split()[0] for part in said) == ["gpt2", "llama", "qwen3"]
+    with pytest.raises(
+        FamilyError, match=r"GGUF: qwen3 cannot represent ngrams = .* and attention\.score_cap = 3\.0; "
+    ):
+        gguf_architecture(preset("small").with_fields({"attention.score_cap": 3.0}))
+    with pytest.raises(FamilyError, match=r"GGUF: qwen3_moe cannot represent attention\.score_cap = 3\.0; ") as refused:
+        gguf_architecture(preset("qwen3-mini").with_fields({"mlp.experts": 4, "attention.score_cap": 3.0}))
+    assert "gpt2" not in str(refused.value)
 
 
 def test_tokenizers_that_llama_cpp_cannot_follow(tokenizer, tmp_path, shakespeare):

@@ -1,18 +1,22 @@
 """Adapters made to do harm, or of kinds that are more than a product of two matrices: each refused in one line."""
 
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from their_folders import write_theirs
 
+import pellucid
+from pellucid.hub.files import FolderError
 from pellucid.hub.open import open_folder
 from pellucid.hub.peft import CONFIG, TENSORS, Change, write_adapter
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
-MODULE = "transformer.h.0.attn.c_attn"
+MODULE, QUERY = "transformer.h.0.attn.c_attn", "blocks.0.attn.query.weight"
 NAME = f"base_model.model.{MODULE}.lora_A.weight"
+STORED = f"base_model.model.{MODULE}.base_layer.weight"
 
 
 def config(**changes):
@@ -38,11 +42,12 @@ def linked(folder):
 HOSTILE = {
     "another kind": config(peft_type="LOHA"),
     "magnitudes too": config(use_dora=True),
-    "another scale": config(use_rslora=True),
+    "another scale": config(use_rslora="twice"),
     "biases too": config(bias="all"),
     "whole modules too": config(modules_to_save=["lm_head"]),
     "layers repeated": config(layer_replication=[[0, 2]]),
-    "code of its own": config(auto_mapping={"base_model_class": "Evil"}),
+    "all experts in one parameter": config(target_parameters=["mlp.experts.gate_up_proj"]),
+    "parameters as text": config(target_parameters="mlp.experts"),
     "behind some tokens alone": config(alora_invocation_tokens=[5, 6]),
     "principal components taken from the weights": config(init_lora_weights="pissa"),
     "the same, found faster": config(init_lora_weights="pissa_niter_16"),
@@ -51,6 +56,7 @@ HOSTILE = {
     "rounded weights": config(init_lora_weights="loftq"),
     "parts along the gradient taken from them": config(init_lora_weights="lora_ga"),
     "alpha of text": config(lora_alpha="many"),
+    "alpha below 0": config(lora_alpha=-4),
     "alpha without end": config(lora_alpha=1e300),
     "a rank that it has not": config(r=7),
     "a pattern to hang on": config(alpha_pattern={"(a+)+$": 1.0}),
@@ -63,6 +69,8 @@ HOSTILE = {
     "no tensors": lambda folder: (folder / TENSORS).unlink(),
     "a name of another form": tensors(lambda t: t | {"evil": torch.zeros(1)}),
     "one matrix of two": tensors(lambda t: {NAME: t[NAME]}),
+    "another weight than the model's": tensors(lambda t: t | {STORED: torch.ones(32, 96)}),
+    "a weight alone": tensors(lambda t: {STORED: torch.ones(32, 96)}),
     "a module that is not there": tensors(lambda t: {n.replace("h.0", "h.9"): x.clone() for n, x in t.items()}),
     "for another width": tensors(lambda t: t | {NAME: torch.zeros(2, 33)}),
     "no rank": tensors(lambda t: t | {NAME: torch.zeros(0, 32)}),
@@ -106,6 +114,82 @@ def test_how_the_matrices_were_first_drawn_changes_nothing(drawn, sound, tmp_pat
     expected, found = read(sound), read(folder)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_class_that_peft_names_is_not_needed(sound, tmp_path):
+    """It names the class of the base where it was told no task; nothing here imports it."""
+    folder = copy(sound, tmp_path)
+    config(auto_mapping={"base_model_class": "Evil", "parent_library": "evil"}, task_type=None)(folder)
+    assert torch.equal(read(folder)[QUERY], read(sound)[QUERY])
+
+
+def test_a_rank_stabilised_scale_is_that_of_peft(sound, tmp_path):
+    folder = copy(sound, tmp_path)
+    config(use_rslora=True)(folder)
+    before, plain, found = (read(path)[QUERY] for path in (sound.parent / "base", sound, folder))
+    assert torch.allclose(found - before, (plain - before) * 2**0.5, atol=1e-6)
+
+
+def test_a_weight_beside_its_pair_is_the_models(sound, tmp_path):
+    """peft keeps that of a readout there."""
+    folder = copy(sound, tmp_path)
+    weight = load_file(sound.parent / "base" / "model.safetensors")[f"{MODULE}.weight"]
+    tensors(lambda t: t | {STORED: weight.bfloat16()})(folder)
+    assert torch.equal(read(folder)[QUERY], read(sound)[QUERY])
+
+
+def test_a_change_that_bfloat16_would_lose_is_kept(sound, tmp_path):
+    """The base's weights have 8 binary digits, their sum with a small change more."""
+    shutil.copytree(sound.parent / "base", tmp_path / "base")
+    path = tmp_path / "base" / "model.safetensors"
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(path).items()}
+    save_file(weights, path, {"format": "pt"})
+    folder = copy(sound, tmp_path)
+    config(base_model_name_or_path=str(tmp_path / "base"), lora_alpha=1e-4)(folder)
+    found = read(folder)
+    expected = weights[f"{MODULE}.weight"].float().T[:32] + 1e-4
+    assert torch.equal(found[QUERY], expected)
+    assert not torch.equal(found[QUERY].bfloat16().float(), expected)
+    assert found["embed.token.weight"].dtype == torch.bfloat16
+    # what is written of both has the precision that keeps it
+    pellucid.convert(folder, tmp_path / "out", to="huggingface", compare=False)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float32"
+    assert torch.equal(read(tmp_path / "out")[QUERY], expected)
+
+
+def test_a_router_is_known_by_the_name_that_transformers_gives_it(tmp_path):
+    """In memory Mixtral's blocks are called mlp, in files block_sparse_moe."""
+    tokenizer = learn_tokenizer("byte", [""])
+    base = write_theirs(tmp_path / "base", "mixtral", tokenizer)
+    router = {"model.layers.0.mlp.gate": Change(torch.ones(2, 32), torch.ones(5, 2), 0.5)}
+    write_adapter(tmp_path / "adapter", router, 2, str(base))
+    config(target_modules=[], target_parameters=["gate.weight"])(tmp_path / "adapter")
+    name = "blocks.0.mlp.router.weight"
+    assert torch.allclose(read(tmp_path / "adapter")[name], read(base)[name] + 1)
+
+
+def test_an_adapter_of_a_gguf_file_says_what_to_name_instead(sound, tmp_path):
+    pellucid.convert(sound.parent / "base", tmp_path / "base.gguf", compare=False)
+    folder = copy(sound, tmp_path)
+    config(base_model_name_or_path=str(tmp_path / "base.gguf"))(folder)
+    with pytest.raises(FolderError, match="a GGUF file, whose tensors have other names"):
+        open_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (config(lora_alpha=-4), "lora_alpha = -4: expected a number above 0"),
+        (config(rank_pattern={"c_attn": 0}), "rank_pattern of c_attn = 0: expected a number above 0"),
+        (HOSTILE["all experts in one parameter"], "target_parameters with 'mlp.experts.gate_up_proj'"),
+        (HOSTILE["another weight than the model's"], r"holds a weight of .*c_attn \(base_layer\) that differs"),
+    ],
+)
+def test_the_entry_that_is_wrong_is_named(make, says, sound, tmp_path):
+    folder = copy(sound, tmp_path)
+    make(folder)
+    with pytest.raises(FolderError, match=says):
+        read(folder)
 
 
 @pytest.mark.timeout(20)

@@ -27,6 +27,8 @@ from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizers.tokenizer import TokenizerError, learn_tokenizer, load_tokenizer
 
 TEXT = "To be, or not to be: that is the question."
+#: the files in which transformers looks for the ids that end a text
+CONFIGS = ("config.json", "generation_config.json")
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +50,8 @@ def opened(folder, **options):
     return model, [str(w.message) for w in caught if issubclass(w.category, LoadWarning)]
 
 
-def change_config(folder, **changes):
-    path = folder / "config.json"
+def change_config(folder, file="config.json", **changes):
+    path = folder / file
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
@@ -121,7 +123,8 @@ def test_a_run_keeps_its_tokenizer(tmp_path, tokenizer):
 def test_ids_without_an_end(folder, tmp_path):
     """Where do not say which id ends a text, generation goes on, and nothing begins with a separator."""
     (folder / "tokenizer.json").unlink()
-    change_config(folder, eos_token_id=None, bos_token_id=None)
+    for file in CONFIGS:
+        change_config(folder, file, eos_token_id=None, bos_token_id=None)
     model, _ = opened(folder)
     assert len(model.generate("1 2", max_tokens=9, temperature=0).ids) == 9
     log_probs = model.score("1 2 3", start="none").log_probs
@@ -145,7 +148,10 @@ def test_the_tokenizer_of_ids():
     assert ids.decode([3, 11, 0]) == " 3 11 0"
     assert ids.pieces_of(" 3  11\n0 ", [3, 11, 0]) == [b" 3", b"  11", b"\n0 "]
     assert (ids.separator, ids.ends, IdTokenizer(12).ends) == (11, [11, 3], [])
-    assert len({ids.hash, IdTokenizer(12).hash, IdTokenizer(12, [11]).hash}) == 3
+    assert len({ids.hash, *(IdTokenizer(12, *given).hash for given in ([], [[11]], [[11, 3], 4]))}) == 4
+    # targets begin with their own id where there is one, and a source that has its end gets no second one
+    assert (ids.start, IdTokenizer(12, [11, 3], 4).start) == (11, 4)
+    assert [ids.source_ids(given) for given in ([5, 2], [5, 2, 11], [])] == [[5, 2, 11], [5, 2, 11], [11]]
     assert ids.token_str(7) == "7"
     with pytest.raises(TokenizerError, match="no tokenizer to write"):
         ids.save("anywhere")
@@ -157,6 +163,7 @@ def test_all_ids_that_end_a_text_are_known_and_kept(folder, tmp_path):
     """In our layout too, which has no other place for them."""
     (folder / "tokenizer.json").unlink()
     change_config(folder, eos_token_id=[299, 7])
+    change_config(folder, CONFIGS[1], eos_token_id=None)
     model, _ = opened(folder)
     assert (model.tokenizer.ends, model.tokenizer.separator) == ([299, 7], 299)
     saved = model.save(tmp_path / "saved")
@@ -167,6 +174,33 @@ def test_all_ids_that_end_a_text_are_known_and_kept(folder, tmp_path):
     (saved / "ids.json").write_text("[]")
     with pytest.raises(FolderError, match=r"ids\.json holds list: expected an object"):
         pellucid.load(saved)
+
+
+def test_generation_ends_where_the_files_of_a_model_say(folder, tokenizer, tmp_path):
+    """As in transformers, generation_config.json goes before config.json; the end may be a token of text."""
+    ends = [tokenizer.separator, *opened(folder)[0].generate(TEXT, max_tokens=1, temperature=0).ids]
+    change_config(folder, CONFIGS[1], eos_token_id=ends[::-1])
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    read = torch.tensor([tokenizer.encode(TEXT)])
+    written = theirs.generate(read, max_new_tokens=9, do_sample=False)[0, read.shape[1] :].tolist()
+    model, said = opened(folder)
+    assert said == []
+    ours = model.generate(TEXT, max_tokens=9, temperature=0)
+    assert written == ends[1:]
+    assert (ours.finish_reason, ours.text, ours.ids) == ("end", "", [])
+    # and so in every folder made of it
+    back = convert(model.save(tmp_path / "saved"), tmp_path / "back", to="huggingface", compare=False).folder
+    assert json.loads((back / CONFIGS[1]).read_text())["eos_token_id"] == ends
+    assert not (back / "ids.json").exists()
+    for made in (tmp_path / "saved", back, convert(folder, tmp_path / "converted", compare=False).folder):
+        assert opened(made)[0].tokenizer.ends == ends
+    assert load_tokenizer(tmp_path / "saved").ends == ends  # as a run reads its own
+    assert model.tokenizer.with_special("<|more|>").ends == ends
+    change_config(folder, eos_token_id=[7])
+    assert opened(folder)[0].tokenizer.ends == ends
+    (tmp_path / "saved" / "ids.json").write_text('{"ends": [-1]}')
+    with pytest.raises(TokenizerError, match=r"ids\.json beside it holds ends = \[-1\] and start = None"):
+        load_tokenizer(tmp_path / "saved")
 
 
 def test_ids_of_a_model_without_a_tokenizer_are_exported(tmp_path):
@@ -196,7 +230,8 @@ def test_the_end_of_a_tokenizer_may_be_named_by_config_json_alone(folder, tokeni
     for ours in (model.save(tmp_path / "saved"), convert(folder, tmp_path / "converted", compare=False).folder):
         again, said = opened(ours)
         assert (again.tokenizer.separator, said) == (tokenizer.separator, [])
-    change_config(folder, eos_token_id=None)
+    for file in CONFIGS:
+        change_config(folder, file, eos_token_id=None)
     model, said = opened(folder)
     assert isinstance(model.tokenizer, IdTokenizer)
     assert len(said) == 1
@@ -404,6 +439,17 @@ def test_a_body_is_converted_without_a_comparison(tmp_path):
     tokens = torch.tensor([[5, 3, 12]])
     with torch.no_grad():
         assert (model.network.hidden(tokens) - theirs(tokens).last_hidden_state).abs().max() < 1e-5
+
+
+def test_a_missing_readout_is_named(tmp_path, tokenizer):
+    """Before the numbers are counted that the file lacks."""
+    write_theirs(tmp_path, "llama", tokenizer, tie_word_embeddings=True)
+    change_config(tmp_path, tie_word_embeddings=False)
+    with pytest.raises(FolderError, match=r"lm_head\.weight is missing.*if it is, set tie_word_embeddings to true in"):
+        pellucid.load(tmp_path)
+    change_config(tmp_path, tie_word_embeddings=True, num_hidden_layers=3)
+    with pytest.raises(FolderError, match=r"and the tensor model\.layers\.2\.input_layernorm\.weight is missing"):
+        pellucid.load(tmp_path)
 
 
 def test_a_head_that_is_missing_is_no_body(tmp_path):

@@ -113,6 +113,26 @@ def test_what_a_target_cannot_open_is_refused_before_the_text_is_read(target, gi
         pellucid.train(tmp_path / "there is no such text", opens_in=target, **given)
 
 
+def test_a_refusal_for_transformers_names_the_nearest_families_alone():
+    with pytest.raises(FamilyError) as refused:
+        check_target("transformers", preset("small"), "bpe")
+    said = str(refused.value)
+    assert "project: qwen3 cannot represent ngrams = [2, 3, 4, 5]; " in said
+    assert said.count("cannot represent") == 3
+    assert "other families are no nearer. Without --for transformers, pellucid convert writes it with code" in said
+
+
+def test_a_run_that_llama_cpp_cannot_open_is_refused_with_what_to_train(text, tmp_path):
+    fields = TINY | {"n_layers": 2, "ngrams": (2,)}
+    run = pellucid.train(text, out=tmp_path / "run", steps=1, fields=fields)
+    with pytest.raises(FamilyError, match=r"qwen3 cannot represent ngrams = .*; for llama.cpp train with --for gguf$"):
+        pellucid.convert(run.path, tmp_path / "model.gguf", weights="q8_0")
+    folder = pellucid.convert(run.path, tmp_path / "folder").folder
+    with pytest.raises(FamilyError, match="qwen3 cannot represent ngrams") as refused:
+        pellucid.convert(folder, tmp_path / "model.gguf")
+    assert "train with" not in str(refused.value)
+
+
 def test_an_unknown_target_is_refused():
     with pytest.raises(FamilyError, match="choose one of transformers, gguf"):
         check_target("onnx", preset("qwen3-mini"), "bpe")

@@ -14,6 +14,7 @@ from pellucid.architecture import Architecture
 from pellucid.lens import InputError, trace
 from pellucid.lens.analysis.attribution import points_of_stream
 from pellucid.lens.analysis.logit_lens import follow_tokens, lens_logits
+from pellucid.lens.analysis.metrics import logit
 from pellucid.tensor_names import names
 from running import any_architectures, draw_tokens, source_tokens, with_encoder
 
@@ -272,7 +273,7 @@ def test_tokens_are_followed_as_in_the_lens(a, mid, pos):
         assert followed.points == lens.points
         assert difference(followed.probability[:, column], lens.probability[:, 1, pos]) <= 1e-12
         assert (followed.rank[:, column] - lens.rank[:, 1, pos]).abs().max() <= 1  # ties, rounded otherwise
-    with pytest.raises(InputError, match="token 99: this network knows 0 to"):
+    with pytest.raises(InputError, match="token 99: there are 11, numbered from 0"):
         follow_tokens(t, [99])
 
 
@@ -291,6 +292,10 @@ def test_gradient_times_input_is_the_change_to_first_order():
         (lambda t: t.attribute(1, by="layer"), "expected component, head, neuron, expert or source"),
         (lambda t: t.attribute(1, pos=9), "row 0 has 4 tokens"),
         (lambda t: t.attribute("a"), "has no tokenizer"),
+        (lambda t: t.attribute(11), "token 11: there are 11, numbered from 0"),
+        (lambda t: t.attribute(1, vs=-1), "token -1: there are 11, numbered from 0"),
+        (lambda t: t.gradient(logit(-5), "embed"), "token -5: there are 11, numbered from 0"),
+        (lambda t: t.lens(target=-3), "token -3: there are 11, numbered from 0"),
         (lambda t: t.decompose(by="neuron"), "give one, such as pos=-1"),
         (lambda t: t.decompose(by="layer"), "expected component, head, neuron, expert or source"),
         (lambda t: t.decompose(by="source", pos=4), "row 0 has 4 tokens"),

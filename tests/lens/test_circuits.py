@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture
-from pellucid.lens import trace
+from pellucid.lens import InputError, trace
 from pellucid.lens.weights.circuit_weights import CircuitError
 from pellucid.lens.weights.circuits import Circuits
 from pellucid.lens.weights.folding import FoldError, weights_view
@@ -247,6 +247,9 @@ def test_what_is_not_there_is_refused_with_the_reason():
         plain[0, 0].qk(1)
     with pytest.raises(CircuitError, match="2 blocks of 2 heads"):
         _ = plain[2, 0]
+    for ask in (plain[0, 0].promotes, plain[0, 0].looks_for):
+        with pytest.raises(InputError, match="token 11: there are 11, numbered from 0"):
+            ask(11)
     with pytest.raises(CircuitError, match="neuron 32"):
         plain.neuron(0, 32)
     with pytest.raises(CircuitError, match="no gate"):

@@ -399,6 +399,9 @@ def test_a_query_told_to_look_at_what_comes_later_does_not():
         (lambda: change.zero("embed", pos=torch.tensor(True)), "expected whole numbers from 0 on"),
         (lambda: change.zero("embed", pos="12"), "expected whole numbers from 0 on"),
         (lambda: change.zero("embed", pos=slice(0, 4, 2)), "has no step"),
+        (lambda: change.zero("embed", pos=slice(5, 2)), "stands for no index"),
+        (lambda: change.zero("embed", pos=slice(2, 2)), "stands for no index"),
+        (lambda: change.zero("embed", row=[]), "stands for no index"),
         (lambda: change.clamp("embed"), "neither low nor high"),
         (lambda: Edit("halve", "embed"), "is not an edit"),
         (lambda: change.mean("embed", "time"), "give batch or pos"),
@@ -432,6 +435,49 @@ def test_edits_that_are_none_say_why(make, reason):
 def test_edits_that_do_not_fit_say_why(edit, reason):
     with pytest.raises(EditError, match=reason):
         trace(make_network(A), None, [1, 2], edits=[edit])
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (
+            change.zero("blocks.0.attn.z", pos=3),
+            "pos = 3 of blocks.0.attn.z: this input has 3 positions, counted from 0",
+        ),
+        (change.zero("blocks.0.attn.z", pos=slice(3, None)), "pos = 3 of blocks.0.attn.z: this input has 3 positions"),
+        (change.zero("blocks.0.attn.k", pos=[0, 9]), "pos = 9 of blocks.0.attn.k: this input has 3 positions"),
+        (change.zero("blocks.0.attn.pattern", key=4), "key = 4 of blocks.0.attn.pattern: this input has 3 positions"),
+        (change.zero("embed", row=2), "row = 2 of embed: this input has 2 rows, counted from 0"),
+        (change.zero("blocks.0.cross.k", pos=2), "pos = 2 of blocks.0.cross.k: this input has 2 positions"),
+        (change.zero("encoder.embed", pos=2), "pos = 2 of encoder.embed: this input has 2 positions"),
+    ],
+)
+def test_a_trace_refuses_edits_where_no_text_has_tokens(edit, reason):
+    network, source = make_network(with_encoder(A)), [[1, 2], [3]]
+    with pytest.raises(EditError, match=reason):
+        trace(network, None, [[1, 2, 3], [4, 5]], edits=[edit], source=source)
+
+
+def test_an_edit_may_be_at_a_position_that_some_text_has_or_that_generation_reaches():
+    network, edit = make_network(A), change.zero("blocks.0.attn.z", pos=[2])
+    texts, plain = [[1, 2, 3], [4, 5]], trace(network, None, [[1, 2, 3], [4, 5]])
+    assert not torch.equal(trace(network, None, texts, edits=[edit]).logits[0, 2], plain.logits[0, 2])
+    trace(network, None, texts, edits=[change.zero("blocks.0.attn.z", pos=slice(1, 100))])
+    GenerationTrace(network, [change.zero("blocks.0.attn.z", pos=100, row=5)])
+
+
+def test_neurons_of_a_shared_expert_are_edited():
+    mixture = {"mlp.experts": 3, "mlp.experts_per_token": 1, "mlp.d_ff": 4, "mlp.shared_d_ff": 6}
+    network, name = make_network(A.with_fields(mixture)), "blocks.0.mlp.shared.post"
+    edit = change.zero(name, neuron=5)
+    edited, plain = (trace(network, None, [1, 2, 3], edits=edits) for edits in ([edit], []))
+    assert not edited[name][..., 5].any()
+    assert torch.equal(edited[name][..., :5], plain[name][..., :5])
+    assert difference(with_edits(network, [edit])(plain.ids), edited.logits) <= 1e-12
+    with pytest.raises(EditError, match=r"neuron = 6 of blocks\.0\.mlp\.shared\.post: there are 6"):
+        trace(network, None, [1], edits=[change.zero(name, neuron=6)])
+    with pytest.raises(EditError, match=r"neuron = 4 of blocks\.0\.mlp\.expert_0\.post: there are 4"):
+        trace(network, None, [1], edits=[change.zero("blocks.0.mlp.expert_0.post", neuron=4)])
 
 
 def test_one_edit_is_no_list():
@@ -495,3 +541,22 @@ def test_places_may_be_numbers_of_numpy_and_pytorch(one):
     (written,) = json.loads(to_json([change.zero("embed", pos=slice(None, np.int64(2)))]))
     assert written["pos"] == {"from": 0, "to": 2}
     assert change.zero("embed", pos=slice(1, None)).to_dict()["pos"] == {"from": 1, "to": None}
+
+
+@pytest.mark.parametrize("half", [torch.tensor(0.5), np.float32(0.5), np.array(0.5)], ids=["torch", "numpy", "array"])
+def test_numbers_of_numpy_and_pytorch_are_written_as_numbers(half):
+    edits = [change.scale("embed", half), change.clamp("embed", low=half, high=half), change.add("embed", [half] * 8)]
+    plain = [change.scale("embed", 0.5), change.clamp("embed", low=0.5, high=0.5), change.add("embed", [0.5] * 8)]
+    assert edits == plain
+    assert to_json(edits) == to_json(plain)
+    assert from_json(to_json(edits)) == plain
+
+
+def test_numbers_that_json_lacks_are_written_as_text():
+    edits = [change.add("embed", [torch.nan, 1.0], factor=-torch.inf), change.clamp("embed", low=-torch.inf, high=0.0)]
+    text = to_json(edits)
+    assert json.loads(text)[0]["value"] == ["nan", 1.0]
+    again = from_json(text)
+    assert again == edits
+    assert again[0].factor == again[1].low == -torch.inf
+    assert np.isnan(again[0].value[0])

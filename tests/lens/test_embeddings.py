@@ -45,3 +45,7 @@ def test_positions_are_a_table_where_they_are_learned():
         Embeddings(make_network(A.with_fields({"readout": "none", "positions.kind": "alibi"})), None, "unembed")
     with pytest.raises(InputError, match="by = 'angle'"):
         Embeddings(make_network(A)).neighbours(0, by="angle")
+    with pytest.raises(InputError, match="token 11: there are 11, numbered from 0"):
+        Embeddings(make_network(A)).neighbours(11)
+    with pytest.raises(InputError, match="token -1: there are 8, numbered from 0"):
+        Embeddings(make_network(A), None, "positions").neighbours(-1)

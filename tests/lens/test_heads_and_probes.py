@@ -117,6 +117,12 @@ def test_random_tokens_come_after_the_opening_where_it_is_asked_for():
         model.heads(bos=True, period=6)
 
 
+def test_one_kind_may_be_given_by_itself():
+    found = detect_heads(make_network(A), kinds="induction")
+    assert torch.equal(found.scores["induction"], detect_heads(make_network(A)).scores["induction"])
+    assert [*found.scores] == ["induction"]
+
+
 def test_repeated_tokens():
     tokens = repeated_tokens(11, 3, 5, 0)
     assert torch.equal(tokens[:, :5], tokens[:, 5:])
@@ -150,6 +156,9 @@ def test_heads_over_the_checkpoints_of_a_run(tmp_path, shakespeare):
         (lambda: detect_heads(make_network(A), text=[1, 2], seed=0), "seed is for random tokens"),
         (lambda: detect_heads(make_network(A), prefix=2), "prefix is for a text"),
         (lambda: detect_heads(make_network(A), bos=True), "has no tokenizer"),
+        (lambda: detect_heads(make_network(A), rows=0), "rows = 0: expected 1 or more"),
+        (lambda: detect_heads(make_network(A), kinds=[]), "give one or more of previous"),
+        (lambda: mean_activation(make_network(A), None, [1, 2], "loss"), "the loss is no tensor that an edit changes"),
         (lambda: detect_heads(Transformer(A.with_fields({"n_layers": 0}))), "there are no heads"),
         (lambda: activations(make_network(A), None, [[1]], "blocks.0.attn.q"), "one vector for each position"),
         (lambda: fit_probe(torch.zeros(3, 2), [1, 2, 3]), "expected 4 or more"),

@@ -327,6 +327,35 @@ def test_the_divergence_of_a_path_is_from_the_clean_run():
     assert found.effect == found.patched > 1e-6
 
 
+def test_losses_are_those_of_the_text_whose_run_is_changed():
+    """Every run is scored on one text: the corrupt one where a corrupt run is patched, the clean one along a path."""
+    network, (clean, corrupt) = make_network(A), two_texts(A, 1)
+    good, bad = trace(network, None, clean), trace(network, None, corrupt)
+
+    def scored(t, text):
+        return float(loss().of(text)(t.logits)[0])
+
+    found = patch(network, None, clean, corrupt, loss())
+    assert found.metric == "loss on the corrupt text"
+    assert abs(found.corrupt - float(bad.loss.mean())) <= 1e-12
+    assert abs(found.clean - scored(good, bad)) <= 1e-12
+    along = path_patch(network, None, clean, corrupt, loss(), sender=("blocks.2.attn.z", 1), receivers=[])
+    assert along.metric == "loss on the clean text"
+    assert abs(along.clean - float(good.loss.mean())) <= 1e-12
+    assert abs(along.corrupt - scored(bad, good)) <= 1e-12
+
+
+def test_divergence_from_another_run_is_estimated():
+    network, (clean, corrupt) = make_network(A), two_texts(A, 2)
+    found = patch(network, None, clean, corrupt, kl(trace(network, None, clean)), mode="both")
+    assert found.clean <= 1e-12 < found.corrupt
+    assert found.agreement["correlation"] > 0.5
+
+
+def test_ablating_no_layer_gives_no_value():
+    assert ablate(make_network(A), None, [1, 2], logit(1), layers=[]).values.shape == (0,)
+
+
 def test_a_path_inside_a_sublayer_is_open():
     network, (clean, corrupt), ends = make_network(A), two_texts(A, 0), [("blocks.0.attn.scores", 1)]
     for sender in (("blocks.0.attn.q", 1), ("blocks.0.norm_1", None)):
@@ -401,9 +430,18 @@ def a_path(network, sender, *receivers, mlps="free"):
         (lambda n: patch(n, None, [1, 2], [3, 4], logit("a")), "no tokenizer"),
         (lambda n: patch(n, None, [1, 2], [3, 4], lambda logits: logits), r"got function: apply_metric\(f\) makes one"),
         (lambda n: patch(n, None, [1, 2], [3, 4], logit(1, pos=5)), "row 0 has 2 tokens"),
+        (lambda n: patch(n, None, [1, 2], [3, 4], kl(), mode="both"), r"give kl\(to=\.\.\.\) a trace"),
+        (lambda n: patch(n, None, [1], [2], loss()), "text 0 has no token that is predicted"),
+        (lambda n: ablate(n, None, [[1, 2], [3]], loss()), "text 1 has no token that is predicted"),
         (lambda n: ablate(n, None, [1, 2], logit(1), kind="one"), "expected zero, mean or resample"),
         (lambda n: ablate(n, None, [1, 2], logit(1), kind="resample"), "at least two texts"),
         (lambda n: path_patch(n, None, [1], [2], logit(1), sender=("blocks.0.attn.z", 9), receivers=[]), "head = 9"),
+        (lambda n: a_path(n, ("blocks.1.attn.z", 0), "blocks.0.attn.k"), "is computed before the sender"),
+        (lambda n: a_path(n, ("blocks.1.attn.z", 0), "blocks.1.attn.k"), "is computed before the sender"),
+        (
+            lambda n: path_patch(n, None, [1, 2], [3, 4], logit(1), sender=("embed", None), receivers=["logits"]),
+            "'logits' is no end of a path",
+        ),
         (lambda n: a_path(n, ("blocks.0.attn.v", 0)), r"acts through blocks\.0\.attn\.z alone"),
         (lambda n: a_path(n, ("blocks.0.norm_1", None)), r"acts through blocks\.0\.attn\.z alone"),
         (

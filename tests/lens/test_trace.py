@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture
 from pellucid.lens import InputError, trace
-from pellucid.lens.analysis.metrics import loss
+from pellucid.lens.analysis.logit_lens import follow_tokens
+from pellucid.lens.analysis.metrics import logit, loss
 from pellucid.lens.core.inputs import read_inputs
 from pellucid.model import Recorder
 from pellucid.model.weights import state_of
@@ -212,9 +213,25 @@ def test_a_trace_with_gradients_keeps_the_graph():
     t = trace(network, None, draw_tokens(A), keep=["blocks.0.attn.pattern"], grad=True)
     (slope,) = torch.autograd.grad(t.logits.square().sum(), [t["blocks.0.attn.pattern"]])
     assert slope.abs().max() > 0
-    with pytest.raises(KeyError, match="trace with keep="):
+    with pytest.raises(KeyError, match=r"keep=\['blocks.0.attn.z'\], or keep='\*' for every tensor; .* detached\(\)"):
         _ = t["blocks.0.attn.z"]
     assert not trace(network, None, draw_tokens(A), keep="*").logits.requires_grad
+
+
+def test_a_trace_with_gradients_has_the_values_of_one_without():
+    """What gives no gradients reads it as it is, everything else through `detached`."""
+    network, ids, metric = make_network(A), draw_tokens(A), logit(3)
+    plain, graph = trace(network, None, ids), trace(network, None, ids, grad=True)
+    assert torch.equal(graph.saliency(metric), plain.saliency(metric))
+    assert torch.equal(graph.lens().entropy, plain.lens().entropy)
+    assert torch.equal(follow_tokens(graph, [3]).probability, follow_tokens(plain, [3]).probability)
+    assert graph.show().panels == plain.show().panels
+    detached = graph.detached()
+    assert torch.equal(detached.attribute(3).values, plain.attribute(3).values)
+    assert not detached.attribute(3).values.requires_grad
+    assert not detached.logits.requires_grad
+    assert graph.logits.requires_grad
+    assert plain.detached() is plain
 
 
 @settings(max_examples=10)

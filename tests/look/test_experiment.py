@@ -84,6 +84,12 @@ def test_kl_has_exact_values_and_no_estimates():
     torch.testing.assert_close(copied.exact, expected)
 
 
+def test_a_loss_says_whose_tokens_it_scores():
+    start = next(patch_lines(MODEL, PatchBody(a=A, b=B, metric=MetricBody(kind="loss"), exact=False)))
+    assert start["metric"] == "loss on prompt A"
+    assert start["own"] == pytest.approx(float(MODEL.trace(A).loss.mean()), abs=1e-5)
+
+
 def test_patching_names_tokens_by_their_text():
     metric = MetricBody(one=MODEL.tokenizer.encode(" Italy")[0], other=MODEL.tokenizer.encode(" France")[0])
     start = next(patch_lines(MODEL, PatchBody(a=A, b=B, metric=metric, exact=False)))

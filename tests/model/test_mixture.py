@@ -5,7 +5,10 @@ import torch
 
 from drawing import difference, make_network
 from pellucid.architecture import Architecture
+from pellucid.edits import add, scale
 from pellucid.lens.analysis.attribution import attribute
+from pellucid.lens.analysis.metrics import logit_diff
+from pellucid.lens.analysis.patching import patch
 from pellucid.lens.analysis.residual import decompose
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import trace as traced
@@ -64,6 +67,42 @@ def test_a_trace_and_an_edit_of_one_expert_are_the_reference_s(a):
     doubled = {n: 2 * w if n.startswith("blocks.1.mlp.experts.3.down") else w for n, w in weights.items()}
     assert difference(edited, torch.from_numpy(reference.forward(a, doubled, tokens.numpy()))) <= 1e-12
     assert difference(edited, plain) > 1e-3
+
+
+@pytest.mark.parametrize("a", BOTH)
+def test_weights_of_unused_experts_have_slopes(a):
+    """d metric / d weight of every expert is what moving this weight changes, used or not."""
+    network, ids, name = make_network(a), draw_tokens(a, 1, 4), "blocks.1.mlp.expert_weights"
+    alone, metric = traced(network, None, ids, keep=name, grad=True), logit_diff(3, 5)
+    slope = alone.gradient(metric, name)[name][0, -1]
+    (kept,) = torch.autograd.grad(metric.of(alone)(alone.logits).sum(), [alone[name]])
+    assert (alone[name][0, -1] == 0).sum() == a.mlp.experts - a.mlp.experts_per_token
+    assert difference(kept[0, -1], slope) <= 1e-12
+
+    def moved(size: float) -> float:
+        t = traced(network, None, ids, edits=[add(name, size * step, pos=3)])
+        return float(metric.of(t)(t.logits)[0])
+
+    for expert in range(a.mlp.experts):
+        step = torch.zeros(a.mlp.experts, dtype=torch.float64).index_fill(0, torch.tensor([expert]), 1.0)
+        assert abs((moved(1e-5) - moved(-1e-5)) / 2e-5 - slope[expert]) <= 1e-6
+        assert slope[expert].abs() > 1e-6
+    # another run's weights put into the unused experts are estimated by them
+    other = [*ids[0, :-1].tolist(), (int(ids[0, -1]) + 1) % a.n_vocab]
+    found = patch(network, None, other, ids, metric, site="mlp.expert_weights", layers=[1], positions=[3], mode="both")
+    change = traced(network, None, other, keep=name)[name][0, -1] - alone[name][0, -1].detach()
+    assert abs(float(found.estimate[0, 0]) - found.corrupt - float(change @ slope)) <= 1e-9
+
+
+def test_without_gradients_only_the_experts_that_are_used_compute():
+    network, ids = make_network(BASE), draw_tokens(BASE, 2, 7)
+    rows: list[int] = []
+    for expert in network.blocks[0].mlp.experts:
+        expert.register_forward_hook(lambda module, given, y: rows.append(given[0].size(0)))
+    name = "blocks.0.mlp.expert_weights"
+    expected = traced(network, None, ids).logits
+    assert torch.equal(traced(network, None, ids, keep=name, edits=[scale(name, 1.0)]).logits, expected)
+    assert sum(rows) == 2 * BASE.mlp.experts_per_token * ids.numel()
 
 
 def test_unused_experts_have_no_gradient_and_all_take_part():

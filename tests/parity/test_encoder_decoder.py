@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from random_models import CASES, PAIRS, TINY, in_float64, model_of_theirs
+from safetensors.torch import load_file, save_file
 from theirs import as_ours, both, draw, farthest, logits_of, our_logits, source_of
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers, processors
@@ -21,7 +22,7 @@ from pellucid.architecture import Architecture, Attention, Positions
 from pellucid.hub import FAMILIES, FamilyError, architecture_of, config_of, to_ours, to_theirs
 from pellucid.hub.files import FolderError
 from pellucid.hub.folder import LoadWarning
-from pellucid.hub.open import open_folder
+from pellucid.hub.open import open_folder, read_network
 from pellucid.language_model import LanguageModel
 from pellucid.model import Cache
 from pellucid.model.positions import Relative
@@ -197,12 +198,12 @@ def test_what_is_written_opens_in_transformers(name, unembed, tmp_path, shakespe
         assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "hf" / file).read_bytes()
 
 
-def t5_tokenizer():
+def t5_tokenizer(sentinels=("<extra_id_1>", "<extra_id_0>")):
     """A vocabulary of letters as T5 has it: pad, end and unknown first, sentinels last."""
     letters = [(letter, -2.0 - i / 50) for i, letter in enumerate("\u2581etaoinshrdlu")]
     engine = Engine(models.Unigram([("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *letters], 2, False))
     engine.pre_tokenizer, engine.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    engine.add_special_tokens(["<pad>", "</s>", "<unk>", "<extra_id_1>", "<extra_id_0>"])
+    engine.add_special_tokens(["<pad>", "</s>", "<unk>", *sentinels])
     engine.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     return PreTrainedTokenizerFast(tokenizer_object=engine, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
 
@@ -218,10 +219,11 @@ def bart_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=engine, bos_token="<s>", pad_token="<pad>", eos_token="</s>")
 
 
-@pytest.mark.parametrize("name", ["t5", "bart"])
+@pytest.mark.parametrize("name", ["t5", "t5 without sentinels", "bart"])
 def test_their_folders_write_our_targets(name, tmp_path):
     """Their own conventions: T5's targets begin with <pad>, BART's with </s>, whose sources begin with <s>."""
-    tokenizer = {"t5": t5_tokenizer, "bart": bart_tokenizer}[name]()
+    tokenizer = bart_tokenizer() if name == "bart" else t5_tokenizer() if name == "t5" else t5_tokenizer(())
+    name = name.split()[0]
     ends = {"t5": {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}, "bart": {}}[name]
     model, config = model_of_theirs(name, "tied")
     options = {key: value for key, value in config.items() if key not in ("bos_token_id", "eos_token_id")}
@@ -246,9 +248,14 @@ def test_their_folders_write_our_targets(name, tmp_path):
         written = model.generate(source.input_ids, forced_eos_token_id=None, **given)[0].tolist()
         ours = loaded.generate(source=text, max_tokens=9)
         assert [*ours.prompt_ids, *ours.ids] == written
-    wrong = json.loads((tmp_path / "hf/config.json").read_text()) | {"decoder_start_token_id": 3}
-    (tmp_path / "hf/config.json").write_text(json.dumps(wrong))
-    with pytest.raises(FolderError, match=r"targets begin with id 3 in config\.json"):
+    assert pellucid.load(loaded.save(tmp_path / "saved"), device="cpu").tokenizer.start == loaded.tokenizer.start
+    generation = json.loads((tmp_path / "hf/generation_config.json").read_text())
+    for start in (3, len(tokenizer)):
+        generation["decoder_start_token_id"] = start
+        (tmp_path / "hf/generation_config.json").write_text(json.dumps(generation))
+        if start == 3:
+            assert open_folder(tmp_path / "hf").tokenizer().start == 3
+    with pytest.raises(FolderError, match=rf"targets begin with id {start} \(decoder_start_token_id\), for which the"):
         open_folder(tmp_path / "hf").tokenizer()
 
 
@@ -282,6 +289,16 @@ def test_folders_whose_texts_pellucid_cannot_spell_write_our_targets_from_ids(na
             read = model(input_ids=source, decoder_input_ids=tokens).logits
             assert farthest(ours, read) <= 1e-5
             tokens = torch.cat([tokens, ours[:, -1:].argmax(-1)], 1)
+    # targets begin with the id that the files name, in every folder made of this one
+    written = model.generate(source, max_new_tokens=6, do_sample=False, num_beams=1)[0].tolist()
+    pellucid.convert(tmp_path, tmp_path / "ours", compare=False)
+    pellucid.convert(tmp_path / "ours", tmp_path / "again", to="huggingface", compare=False)
+    for folder in (tmp_path, tmp_path / "ours", tmp_path / "again"):
+        with pytest.warns(LoadWarning, match="texts are ids in digits"):
+            opened = pellucid.load(folder, device="cpu")
+        ours = opened.generate(source="7 3 9 4 2", max_tokens=6)
+        assert [*ours.prompt_ids, *ours.ids] == written[: len(ours.ids) + 1], folder
+        assert (ours.prompt_ids, ours.text) == ([5], opened.tokenizer.decode(ours.ids))
     if name == "mbart":
         with pytest.raises(FolderError, match=r"the tokenizer has codes of languages.*give ids in digits"):
             pellucid.load(tmp_path, device="cpu", tokenizer=tmp_path)
@@ -307,6 +324,26 @@ def test_files_of_older_versions():
     assert architecture_of(config) == architecture_of(hub | {"tie_word_embeddings": False})
     with pytest.raises(FamilyError, match=r"lm_head.weight differs from the embedding"):
         to_ours(model.state_dict(), hub)
+
+
+def test_a_readout_that_is_tied_and_not_scaled_is_named(tmp_path):
+    """As transformers 5 makes a new T5 of tie_word_embeddings = False: the readout is tied all the same."""
+    kind, common, variants = TINY["t5"]
+    made = getattr(transformers, kind)
+    made(made.config_class(**(common | variants["untied"] | {"vocab_size": 13}))).save_pretrained(tmp_path)
+    with pytest.raises(FolderError, match=r"lm_head\.weight is missing.*a readout of t5 that is tied and not scaled"):
+        open_folder(tmp_path)
+    # what the message advises
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {"lm_head.weight": tensors["shared.weight"].clone()}, path, {"format": "pt"})
+    theirs = made.from_pretrained(tmp_path)
+    folder = open_folder(tmp_path)
+    network = read_network(folder.architecture, folder.ours())
+    source, tokens = torch.tensor([[7, 3, 9]]), torch.tensor([[0, 5]])
+    with torch.no_grad():
+        read = theirs(input_ids=source, decoder_input_ids=tokens).logits
+        assert farthest(network(tokens, source=network.encode(source)), read) <= 1e-5
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,7 @@ def test_peft_reads_the_adapters_of_a_run_on_the_whole_model(tmp_path, monkeypat
     assert farthest(before, expected) > 1e-2
     assert farthest(found, expected) <= 1e-5
     assert farthest(pellucid.load(run / "adapter", device="cpu").network(TOKENS % 8).detach(), expected) <= 1e-5
+    assert "peft" in pellucid.convert(run, tmp_path / "alone", to="adapter").parity.other
 
 
 def test_what_is_no_text_model_is_refused(tmp_path):

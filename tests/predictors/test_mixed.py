@@ -95,7 +95,7 @@ def test_what_cannot_be_mixed_is_refused(runs, parts):
         model.mixed_with(counted, 1.5)
     with pytest.raises(PredictorError, match="kind transformer was given: expected an n-gram"):
         model.mixed_with(model)
-    with pytest.raises(PredictorError, match="is not the n-gram's .*: count the n-gram with --tokenizer"):
+    with pytest.raises(PredictorError, match=r"is not the n-gram's .*: count the n-gram with --tokenizer"):
         pellucid.load(runs / "bytes").mixed_with(counted)
 
 

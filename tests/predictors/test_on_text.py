@@ -1,6 +1,7 @@
 """Files scored as training reads them, and the n-grams of a run's training text beside the model."""
 
 import gzip
+import json
 import math
 import shutil
 
@@ -9,10 +10,12 @@ import pytest
 
 import pellucid
 from pellucid.cli import main
+from pellucid.generate.scoring import CorpusScore, ScoringError
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.ngram_baselines import ORDERS
 from pellucid.runs.options import RecipeError
 from pellucid.text.read.chunks import DocumentError
+from pellucid.text.read.documents import Corpus
 from pellucid.text.read.find import ReadOptions
 
 TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 16, "ngrams": (), "batch": 4, "sample_every": -1}
@@ -202,7 +205,158 @@ def test_the_command_advises_options_that_it_has(runs, tmp_path, capsys):
         assert option in capsys.readouterr().err
         assert main(["score", str(runs / "learned"), str(path), option, value]) == 0
         capsys.readouterr()
+    (tmp_path / "advised" / "d.jsonl").write_text('{"a": }')
     assert main(["score", str(runs / "learned"), str(tmp_path / "advised")]) == 2
-    said = capsys.readouterr().err
-    assert "is a folder of 3 files, but this command reads one text: name one file, such as" in said
-    assert "--" not in said
+    assert "leave them out with --skip-bad" in capsys.readouterr().err
+    assert (
+        main(["score", str(runs / "learned"), str(tmp_path / "advised"), "--include", "c*", "--format", "plain"]) == 0
+    )
+    assert main(["score", str(runs / "learned"), str(tmp_path / "advised"), "--skip-bad", "--field", "b"]) == 0
+
+
+# Several documents ------------------------------------------------------------------------------
+
+TEXTS = (TEXT, "Speak.", "You are all resolved rather to die than to famish? " * 3, "First Citizen")
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """A file of these texts, one a row."""
+    path = tmp_path / "test.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return path
+
+
+def scorers(runs):
+    """A transformer, an n-gram, and a mixture of the two."""
+    model, counted = pellucid.load(runs / "learned"), pellucid.load_predictor(runs / "counted")
+    return model, counted, model.mixed_with(counted)
+
+
+@pytest.mark.parametrize("options", [{}, {"prefix": "First "}])
+def test_each_document_is_scored_as_it_is_alone(runs, rows, options):
+    for model in scorers(runs):
+        found, alone = model.score(rows, **options), [model.score(text, **options) for text in TEXTS]
+        assert isinstance(found, CorpusScore)
+        assert found.log_probs.tolist() == [one.log_prob for one in alone]
+        for numbers, name in (
+            (found.token_counts, "n_tokens"),
+            (found.byte_counts, "n_bytes"),
+            (found.word_counts, "n_words"),
+        ):
+            assert numbers.tolist() == [getattr(one, name) for one in alone]
+        nats = -math.fsum(one.log_prob for one in alone)
+        assert found.loss == pytest.approx(nats / sum(one.n_tokens for one in alone), rel=1e-12)
+        assert found.perplexity == pytest.approx(math.exp(found.loss), rel=1e-12)
+        bits = nats / math.log(2) / sum(one.n_bytes for one in alone)
+        assert found.bits_per_byte == pytest.approx(bits, rel=1e-12)
+
+
+def test_the_windows_of_each_document_are_those_that_it_has_alone(runs, rows):
+    model = pellucid.load(runs / "learned")
+    options = {"stride": 3, "start": "none"}
+    expected = [model.score(text, **options).log_prob for text in TEXTS]
+    assert model.score(rows, **options).log_probs.tolist() == expected
+
+
+def test_files_of_a_folder_are_scored_as_rows_are(runs, rows, tmp_path):
+    model = pellucid.load(runs / "learned")
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for i, text in enumerate(TEXTS):
+        (folder / f"{i}.txt").write_text(text)
+    (folder / "5.bin").write_bytes(b"\0")
+    found = model.score(folder)
+    assert found.log_probs.tolist() == model.score(rows).log_probs.tolist()
+    assert [document.path.name for document in found.documents] == ["0.txt", "1.txt", "2.txt", "3.txt"]
+    assert found.counted == "the bytes in UTF-8 of 4 documents in 4 files"
+    assert found.notes == ("skipped 5.bin: it is binary, expected text",)
+    assert found.documents[1].text == TEXTS[1]
+    for i in (0, 2, 3):
+        (folder / f"{i}.txt").unlink()
+    assert model.score(folder).notes == found.notes
+
+
+def test_ngrams_are_compared_on_all_documents(runs, rows):
+    for model in scorers(runs):
+        found, alone = model.score(rows, baselines=True), [model.score(text, baselines=True) for text in TEXTS]
+        for i, (name, nats, bits) in enumerate(found.baselines):
+            total = sum(one.baselines[i][1] * one.n_tokens for one in alone)
+            assert name == alone[0].baselines[i][0]
+            assert nats == pytest.approx(total / found.n_tokens, rel=1e-12)
+            assert bits == pytest.approx(total / math.log(2) / found.n_bytes, rel=1e-12)
+
+
+def test_one_document_is_held_in_memory_at_a_time(runs, rows, monkeypatch):
+    """Another is read when the one before has been scored."""
+    happened, stream = [], Corpus.stream
+
+    def told(corpus):
+        for k, chunks in stream(corpus):
+            happened.append(f"read {k}")
+            yield k, chunks
+
+    monkeypatch.setattr(Corpus, "stream", told)
+    pellucid.load(runs / "learned").score(rows, progress=lambda stage, done, total: happened.append((stage, done)))
+    read = [step for step in happened if step[0] != "reading"]
+    assert read == [("scoring", 0)] + [step for k in range(4) for step in (f"read {k}", ("scoring", k))]
+
+
+def test_a_document_that_cannot_be_scored_or_compared_is_named(runs, tmp_path):
+    model, path = pellucid.load(runs / "learned"), tmp_path / "a.jsonl"
+    path.write_text('"Speak"\n"S"\n')
+    with pytest.raises(ScoringError, match=r"a\.jsonl, row 2: a text of one token read after nothing"):
+        model.score(path, start="none")
+    path.write_text('"Speak"\n"Speak \u00e9"\n')
+    found, reason = model.score(path), model.score("Speak \u00e9").why_not_comparable
+    assert found.why_not_comparable == f"1 of 2 documents, the first is {path}, row 2: {reason}"
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.txt").write_bytes(b"Speak, sp\xe9ak, and then speak of nothing else at all.")
+    (tmp_path / "folder" / "b.txt").write_bytes(b"Speak")
+    found = model.score(tmp_path / "folder")
+    assert found.byte_counts.tolist() == [52, 5]
+    assert found.notes[0].startswith("1 sequence of bytes is not UTF-8")
+
+
+def test_the_command_scores_a_test_set(runs, rows, capsys):
+    model = pellucid.load(runs / "learned")
+    expected = model.score(rows, baselines=True)
+    command = ["score", str(runs / "learned"), str(rows), "--baselines"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert f" nats over 4 documents, {expected.n_tokens} tokens, {expected.n_bytes} bytes\n" in out
+    assert f"loss             {expected.loss:.4f} nats per token" in out
+    assert f"bits per byte    {expected.bits_per_byte:.4f}" in out
+    assert f"these texts  nats/token  bits/byte\nuniform      {expected.baselines[0][1]:>10.4f}" in out
+    assert main([*command, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    for name in ("loss", "perplexity", "bits_per_byte", "log_prob", "n_tokens", "n_bytes", "n_words"):
+        assert printed[name] == getattr(expected, name)
+    assert printed["n_documents"] == 4
+    assert [tuple(row.values()) for row in printed["baselines"]] == [tuple(row) for row in expected.baselines]
+    assert [(row["file"], row["row"]) for row in printed["documents"]] == [(str(rows), k) for k in (1, 2, 3, 4)]
+    for row, text in zip(printed["documents"], TEXTS, strict=True):
+        one = model.score(text)
+        for name in ("log_prob", "n_tokens", "n_bytes", "n_words", "loss", "bits_per_byte"):
+            assert row[name] == pytest.approx(getattr(one, name), rel=1e-12)
+
+
+def test_one_text_as_json_has_one_row(runs, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text(TEXT)
+    assert main(["score", str(runs / "learned"), str(tmp_path / "a.txt"), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    expected = pellucid.load(runs / "learned").score(TEXT)
+    (row,) = printed["documents"]
+    assert (row["file"], row["row"]) == (str(tmp_path / "a.txt"), None)
+    assert printed["n_documents"] == 1
+    assert printed["counted"] == "the bytes of the file"
+    assert row["log_prob"] == printed["log_prob"] == expected.log_prob
+    assert printed["bits_per_byte"] == expected.bits_per_byte
+
+
+def test_tokens_are_printed_of_one_text(runs, rows, capsys):
+    learned = str(runs / "learned")
+    assert main(["score", learned, str(rows), "--per-token"]) == 2
+    assert "prints the tokens of one text, but" in capsys.readouterr().err
+    assert main(["score", learned, str(rows), "--per-token", "--json"]) == 2
+    assert "leave one of them out" in capsys.readouterr().err

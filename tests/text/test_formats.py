@@ -268,6 +268,57 @@ def test_a_table_of_one_column_needs_no_choice_and_cells_may_be_long(tmp_path):
     assert texts_of(put(tmp_path, "b.tsv", "words\ttext\n1\ta, b; c\n")) == ["a, b; c"]
 
 
+def test_rows_without_text_are_said_with_the_fields_that_may_hold_it(tmp_path):
+    rows = "".join(json.dumps({"text": text, "body": "b", "n": 1}) + "\n" for text in ("a", None, "b", "", "c"))
+    few = put(tmp_path, "a.jsonl", rows)
+    assert read_corpus(few).notes == ["2 of 5 rows have no text in the field 'text' and were left out"]
+    put(tmp_path, "b.jsonl", rows + rows.replace('"a"', "null").replace('"b"', "null", 1))
+    for name, pack in PACKERS.items():
+        most = put(tmp_path / "most", f"c.csv{name}", pack(b"text,body\n,one\n,two\nyes,three\n"))
+        (note,) = read_corpus(most).notes
+        assert note.startswith("2 of 3 rows have no text in the field 'text' and were left out; other fields are body:")
+    (note,) = read_corpus([few, most], reading=ReadOptions(drop_duplicates=True)).notes
+    assert note.startswith(
+        "4 of 8 rows of 2 files have no text in the field 'text' and were left out, the most in a.jso"
+    )
+    assert read_corpus(put(tmp_path, "d.jsonl", '{"text": "a"}\n\n"b"\n')).notes == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", b'{"words": "one"}\n'),
+        ("a.csv", b"words\none\n"),
+        ("a.parquet", parquet(["one"]).replace(b"text", b"note")),
+    ],
+)
+def test_a_field_of_another_name_is_said_unless_it_was_named(name, content, tmp_path):
+    path = put(tmp_path, name, content)
+    field = "note" if "parquet" in name else "words"
+    (note,) = read_corpus(path).notes
+    assert note.startswith(f"no field is called 'text': the only one of text was read, '{field}' of {name}; ")
+    assert read_corpus(path, reading=ReadOptions(field=field)).notes == []
+    put(tmp_path, f"b.{name}", content)
+    assert f"'{field}' of {name} and of 1 more file; " in read_corpus(tmp_path).notes[0]
+
+
+def test_names_of_fields_can_be_printed_and_are_short(tmp_path):
+    path = put(tmp_path, "a.csv", b"caf\xe9 " + b"x" * 100 + b",text\n1,\n2,\n3,a\n")
+    source = read_corpus(path).sources[0]
+    assert source.other_fields == "caf\ufffd " + "x" * 55 + "..."
+    source.other_fields.encode()
+
+
+def test_bars_separate_columns_and_have_tokens_of_their_own(tmp_path):
+    """Earlier versions read one column, whose tokens may still be kept."""
+    path = put(tmp_path, "a.csv", table(TEXTS, "|"))
+    assert texts_of(path) == TEXTS
+    source = read_corpus(path).sources[0]
+    assert source.key == ("a.csv", source.sha256, "|")
+    commas = read_corpus(put(tmp_path, "b.csv", table(TEXTS))).sources[0]
+    assert commas.key == ("b.csv", commas.sha256)
+
+
 # What is broken ---------------------------------------------------------------------------------
 
 BROKEN = {
@@ -495,6 +546,9 @@ def test_half_a_character_in_a_row_leaves_a_file_utf8(tmp_path):
     path = put(tmp_path, "a.jsonl", b'{"text": "d\xc3\xa9j\xc3\xa0"}\n{"text": "half \\ud83d"}\n')
     for reading in ({}, {"encoding": "latin-1"}):
         assert texts_of(path, **reading) == ["d\xe9j\xe0", "half \ufffd"]
+        (note,) = read_corpus(path, reading=ReadOptions(**reading)).notes
+        assert note.startswith("1 escape in JSON is half of a character")
+        assert "a.jsonl at row 2; no encoding mends this" in note
 
 
 def test_patterns_name_folders_as_people_write_them_and_say_when_they_name_nothing(tmp_path):
@@ -668,8 +722,12 @@ def test_rows_in_another_encoding_are_counted_by_row(tmp_path):
     assert texts_of(path, encoding="latin-1") == ["good", "naïve"]
     path = put(tmp_path, "a.jsonl", b'{"text": "good"}\n{"text": "na\xefve \\ud83d half"}\n')
     corpus = read_corpus(path)
-    assert corpus.sources[0].replaced == 2
+    assert (corpus.sources[0].replaced, corpus.sources[0].halves) == (1, 1)
     assert list(corpus.texts()) == ["good", "na\ufffdve \ufffd half"]
+    assert [note.partition(" became")[0] for note in corpus.notes] == [
+        "1 sequence of bytes is not UTF-8 and",
+        "1 escape in JSON is half of a character (as \\ud83d is without the \\ude00 behind it) and",
+    ]
 
 
 def test_a_page_says_its_own_encoding(tmp_path):

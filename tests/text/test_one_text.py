@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from pellucid.text.one_text import read_one_text
-from pellucid.text.read.chunks import DocumentError
+from pellucid.text.one_text import document_name, one_text
+from pellucid.text.read.documents import read_corpus
 from pellucid.text.read.find import ReadOptions
 
 UTF16 = "the bytes in UTF-8 of the text converted from UTF-16"
@@ -44,13 +44,13 @@ FILES = {
 def test_what_is_counted_is_said(name, tmp_path):
     content, text, counted = FILES[name]
     (tmp_path / name).write_bytes(content)
-    one = read_one_text(tmp_path / name)
+    one = one_text(read_corpus(tmp_path / name))
     assert (one.text, one.n_bytes, one.counted, one.notes) == (text, len(text.encode()), counted, ())
 
 
 def test_standard_input_is_read_as_a_file_is(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(b"caf\xe9"))))
-    one = read_one_text("-", ReadOptions(encoding="latin-1"))
+    one = one_text(read_corpus("-", reading=ReadOptions(encoding="latin-1")))
     assert one.text == "café"
     assert one.counted.startswith(
         "the bytes in UTF-8 of the text converted from LATIN-1, unpacked from .gz; standard input"
@@ -60,30 +60,20 @@ def test_standard_input_is_read_as_a_file_is(monkeypatch):
 def test_bytes_that_are_not_utf8_are_told_as_in_training_and_count_as_they_are(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"nearly all of it is text, but caf\xe9 is not; \xff")
-    one = read_one_text(path)
+    one = one_text(read_corpus(path))
     assert one.n_bytes == len(path.read_bytes()) == len(one.text.encode()) - 4
     (note,) = one.notes
     assert note.startswith(
         "2 sequences of bytes are not UTF-8 and became U+FFFD, in 1 of the files, the first in a.txt at"
     )
     assert note.endswith("name it: --encoding latin-1")
-    named = read_one_text(path, ReadOptions(encoding="latin-1"))
+    named = one_text(read_corpus(path, reading=ReadOptions(encoding="latin-1")))
     assert named.counted == f"the bytes in UTF-8 of the text converted from LATIN-1; the file has {one.n_bytes}"
     assert named.notes == ()
 
 
-def test_several_texts_are_refused_with_what_to_do(tmp_path):
-    """Nothing of a folder is read, so nothing in it can be wrong."""
-    (tmp_path / "b.jsonl").write_text('{"text": }\n')
-    with pytest.raises(DocumentError, match=r"mend the line$"):
-        read_one_text(tmp_path)
+def test_a_document_has_the_name_of_its_file_and_the_number_of_its_row(tmp_path):
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(
-        DocumentError, match=r"is a folder of 2 files, but this command reads one text: name one file, such as .*a\.txt"
-    ):
-        read_one_text(tmp_path)
     (tmp_path / "b.jsonl").write_text('"a"\n"b"\n')
-    with pytest.raises(DocumentError, match=r"b\.jsonl holds 2 documents, but this command reads one text"):
-        read_one_text(tmp_path / "b.jsonl")
-    (tmp_path / "b.jsonl").unlink()
-    assert read_one_text(tmp_path).text == "text"
+    names = [document_name(document) for document in read_corpus(tmp_path).documents]
+    assert names == [str(tmp_path / "a.txt"), f"{tmp_path / 'b.jsonl'}, row 1", f"{tmp_path / 'b.jsonl'}, row 2"]

@@ -1,10 +1,13 @@
 """Pairs: read with file and line for what is wrong, split by source, and encoded without loss."""
 
+import gzip
+import hashlib
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,7 +65,10 @@ def test_files_of_a_folder_come_in_the_order_of_their_paths(tmp_path):
         ("a.tsv", "one\ttwo\n\none\ttwo\tthree\n", r"a\.tsv:3: 3 columns"),
         ("a.tsv", "one\t \n", r"a\.tsv:1: the target is empty"),
         ("a.tsv", "\ttwo\n", r"a\.tsv:1: the source is empty"),
-        ("a.tsv", b"one\ttw\xff\n", r"a\.tsv:1: byte 7 of the line is not UTF-8"),
+        ("a.tsv", b"one\ttw\xff\n", r"a\.tsv:1: byte 7 of the line is not UTF-8: convert the file to UTF-8"),
+        ("a.tsv", "source\ttarget\nsource\n", r"a\.tsv:2: 1 column"),
+        ("a.tsv.gz", b"no gzip", r"a\.tsv\.gz is damaged after 0 bytes"),
+        ("a.txt.gz", b"no gzip", r"a\.txt\.gz: not a \.tsv or \.jsonl file"),
         ("a.jsonl", '{"source": "a", "target": "b"}\n{"source": "a"\n', r"a\.jsonl:2: not valid JSON"),
         ("a.jsonl", '{"source": "a"}', r"a\.jsonl:1: no field 'target'.*the fields are source"),
         ("a.jsonl", '{"source": "a", "target": 3}', r"a\.jsonl:1: a int as field 'target'"),
@@ -75,6 +81,41 @@ def test_files_of_a_folder_come_in_the_order_of_their_paths(tmp_path):
 def test_what_is_not_a_pair_is_refused_with_its_line(tmp_path, name, content, message):
     with pytest.raises(PairsError, match=message):
         read_pairs(write(tmp_path / name, content))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor().compress], ids=["gz", "zst"])
+def test_compressed_files_are_read_and_known_by_their_own_bytes(tmp_path, pack):
+    content = pack("a\t1\r\nb\té\n".encode())
+    path = write(tmp_path / f"a.tsv.{'gz' if pack is gzip.compress else 'zst'}", content)
+    found = read_pairs(tmp_path)
+    assert found.rows == [("a", "1"), ("b", "é")]
+    assert found.place(1) == f"{path.name}:2"
+    assert (found.files[0].n_bytes, found.files[0].sha256) == (len(content), hashlib.sha256(content).hexdigest())
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_the_mark_at_the_beginning_says_the_encoding(tmp_path, encoding):
+    assert read_pairs(write(tmp_path / "a.tsv", "é\t1\n😀\t2\n".encode(encoding))).rows == [("é", "1"), ("😀", "2")]
+
+
+def test_a_first_line_that_names_the_columns_is_no_pair(tmp_path):
+    for first in ("source\ttarget\n", "\nSource\tTarget\r\n"):
+        found = read_pairs(write(tmp_path / "a.tsv", first + "a\t1\nsource\ttarget\n"))
+        assert found.rows == [("a", "1"), ("source", "target")]
+    assert len(read_pairs(tsv(tmp_path, [("source", "target of it")]))) == 1
+
+
+def test_sides_in_quotation_marks_stay_text_and_are_said(tmp_path):
+    """They may be speech as well as what a spreadsheet program wrote."""
+    pairs = [('"one", he said', "1"), ('"two ""2"""', "2"), ("three", '"3, 4"')]
+    found = read_pairs(tsv(tmp_path, pairs))
+    assert found.rows == pairs
+    (note,) = found.notes
+    assert note.startswith(
+        "2 pairs have a side that is all in quotation marks, the first at pairs.tsv:2; they are read as"
+    )
+    rows = "".join(json.dumps({"source": s, "target": t}) + "\n" for s, t in pairs)
+    assert read_pairs(write(tmp_path / "a.jsonl", rows)).notes == []
 
 
 def test_a_missing_file_is_refused(tmp_path):
@@ -171,6 +212,11 @@ def test_the_manifest_tells_what_changed(tmp_path):
     assert describe_difference(before.manifest, other.manifest) == "the split's held_out changed, from 0.1 to 0.3"
     changed = encode_pairs(split_pairs(read_pairs(tsv(tmp_path, numbered(21)))), ByteTokenizer())
     assert describe_difference(before.manifest, changed.manifest).startswith("pairs.tsv changed")
+    otherwise_read = json.loads(json.dumps(before.manifest))
+    otherwise_read["parts"]["held_out"]["pairs"] += 1
+    said = describe_difference(otherwise_read, before.manifest)
+    assert said.startswith("its files are the same, but this version reads them in another way: ")
+    assert said.endswith("pairs of the held-out part are 2 now")
 
 
 def test_an_unreadable_file_is_named_and_can_be_left_out(tmp_path, monkeypatch):

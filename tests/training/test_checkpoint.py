@@ -241,12 +241,19 @@ def test_a_disk_that_fills_at_any_byte_leaves_the_checkpoint_before(run, monkeyp
             patch.setattr(destination, "open", lambda p, m, left=left: FullFile(open(p, m), left), raising=False)  # noqa: SIM115
             with pytest.raises(CheckpointError, match="disk is full") as caught:
                 save_checkpoint(run, make(4))
+        assert str(caught.value).endswith("; the checkpoint of step 3 is intact. Free that much and resume")
         said = int(str(caught.value).split(" needs ")[1].split(" ")[0].replace(",", ""))
         assert abs(said - need) < 16  # the step's digits apart
         assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [f"step-0000000{i}" for i in (1, 2, 3)]
     assert_loads(run, 3)
     save_checkpoint(run, make(4))
     assert_loads(run, 4)
+
+
+def test_a_disk_that_is_full_at_the_first_checkpoint_has_none_before_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(destination, "open", lambda p, m: FullFile(open(p, m), [0]), raising=False)  # noqa: SIM115
+    with pytest.raises(CheckpointError, match=r"; no checkpoint was saved before it\. Free that much and resume$"):
+        save_checkpoint(tmp_path, make(1))
 
 
 @pytest.mark.parametrize("call", ["mkdir", "fsync", "rename"])
@@ -283,7 +290,10 @@ def test_a_real_limit_on_file_size_ends_the_run_with_exit_code_2(tmp_path, text,
 
     code, _, errors = forked(train, tmp_path)
     assert code == 2, errors
-    assert errors.startswith("pellucid: the disk is full: the checkpoint of step 4 needs ")
+    assert errors.startswith(
+        "pellucid: a file is larger than the system allows (ulimit -f): the checkpoint of step 4 needs"
+    )
+    assert errors.rstrip().endswith("the checkpoint of step 2 is intact. Raise that limit and resume")
     assert len(errors.splitlines()) == 1
     assert steps_of(run) == [2]
     assert resume(run).step == 4

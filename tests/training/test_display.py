@@ -13,6 +13,8 @@ from pellucid.runs import device, length
 from pellucid.runs import reporter as display
 from pellucid.runs.length import LONGEST, SHORTEST, evaluation_interval
 from pellucid.runs.live_reporter import LiveReporter
+from pellucid.runs.options import INTERVALS
+from pellucid.runs.pace import Pace
 from pellucid.runs.reporter import PlainReporter
 from pellucid.training.build import FEW_DOCUMENTS
 from pellucid.training.recipe import make_recipe
@@ -113,6 +115,27 @@ def test_minutes_and_compiling_are_times_too():
     compiled = recipe_of(300, evaluate_every=0, compile="yes")
     saved = device.COMPILE_SAVES["cpu"]
     assert evaluation_interval(compiled, 0.2 / (1 - saved)) == evaluation_interval(recipe_of(300), 0.2) == 150
+
+
+def test_a_run_made_longer_has_the_intervals_of_a_run_of_its_new_length():
+    """By the time of its steps; its minutes were those of its former length."""
+    trial = length.resolve_intervals(replace(recipe_of(0, evaluate_every=0, minutes=0.1), segments=((0, 10),)))
+    assert trial.train.evaluate_every == 10
+    for steps, seconds_per_step, every in ((50, 0.1, 50), (240, 1.0, 24), (100_000, 1.0, 893), (50, None, 5)):
+        longer = length.lengthen(trial, 10, {"steps": steps}, lambda: 0.0, 1000, seconds_per_step=seconds_per_step)
+        assert [getattr(longer.train, name) for name in INTERVALS] == [every] * 3
+        assert longer.segments == ((0, 10), (10, steps))
+        assert longer.train.minutes == trial.train.minutes
+
+
+def test_a_trial_made_longer_by_minutes_is_not_planned_with_its_intervals():
+    trial = length.resolve_intervals(replace(recipe_of(10, evaluate_every=0), segments=((0, 10),)))
+    pace = Pace.of_minutes(1.0)
+    assert pace is not None
+    pace.know(100_000, 1000)
+    longer = length.lengthen(trial, 10, {"minutes": 1.0}, lambda: 0.01, 1000, pace)
+    assert longer.n_steps > 2000
+    assert longer.train.evaluate_every >= longer.n_steps // 3
 
 
 def test_what_is_asked_for_is_done():

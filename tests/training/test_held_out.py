@@ -13,6 +13,7 @@ from pellucid.predictors.recipe import make_predictor_recipe
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.options import RecipeError
 from pellucid.text.read.documents import DocumentError
+from pellucid.training.config import TextOptions
 from pellucid.training.recipe import (
     Recipe,
     check_changes,
@@ -61,8 +62,10 @@ def test_what_is_held_out_is_said_once():
     for name, value in (("held_out", 0.3), ("split", "tail")):
         with pytest.raises(RecipeError, match=f"text.{name} = {value} and text.held_out_files"):
             recipe_for(Path("x"), held_out_files=["a.txt"], **{name: value})
-    with pytest.raises(RecipeError, match=r"expected files together with text\.held_out_files"):
+    with pytest.raises(RecipeError, match=r"expected stratified, documents or tail; files stands for .* --held-out"):
         recipe_for(Path("x"), split="files")
+    with pytest.raises(RecipeError, match=r"split = tail: expected files, as text\.held_out_files are given"):
+        TextOptions(held_out_files=("a.txt",), split="tail").check()
     with pytest.raises(RecipeError, match="a share between 0 and 1"):
         recipe_for(Path("x"), held_out=0)
 

@@ -6,6 +6,7 @@ order of a sum, in float32.
 
 import itertools
 import json
+import logging
 import math
 import os
 import re
@@ -290,7 +291,26 @@ def test_the_command_starts_its_processes_and_gives_their_exit_code(text, tmp_pa
     assert cli.main(["train", str(text), "--out", "run", "--processes", "2", *words, "--set", "model.ngrams="]) == 0
     assert "processes: 2 (parallel.replicate = 2" in capfd.readouterr().out
     assert cli.main(["train", str(text), "--out", "other", "--processes", "2", *words, "--set", "batch=3"]) == 2
-    assert "train.batch = 3 rows cannot be divided" in capfd.readouterr().err
+    refused = capfd.readouterr().err
+    assert "train.batch = 3 rows cannot be divided" in refused
+    assert "torch/distributed/elastic" not in refused
+
+
+@pytest.mark.parametrize(
+    ("message", "values", "is_told"),
+    [
+        ("Sending process %s closing signal %s", (7, "SIGTERM"), False),
+        *(
+            ("failed (exitcode: %s) local_rank: %s (pid: %s) of binary: %s", (n, 0, 7, "python"), n in (1, -9, -11))
+            for n in (1, 2, 3, 130, 143, -9, -11)
+        ),
+        ("Unable to shutdown process %s via %s, forcefully exiting via %s", (7, "SIGTERM", "SIGKILL"), True),
+    ],
+)
+def test_what_a_process_has_said_itself_torchrun_does_not_repeat(message, values, is_told):
+    """A refusal of the options is the last line that a user sees; that a process crashed or was killed is told."""
+    record = logging.LogRecord("torch", logging.ERROR, __file__, 1, message, values, None)
+    assert parallel.is_news(record) == is_told
 
 
 #: a vocabulary that two and four processes divide; windows too. A pass a step: accumulated ones are divided in

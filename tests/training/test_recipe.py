@@ -16,7 +16,7 @@ from pellucid.option_values import ArchitectureError, parse_value
 from pellucid.presets import PRESETS, gated_width, preset
 from pellucid.runs.length import with_length
 from pellucid.runs.options import RecipeError, TrainOptions, with_train
-from pellucid.training.config import AdapterOptions, TextOptions
+from pellucid.training.config import AdapterOptions, Base, TextOptions
 from pellucid.training.recipe import (
     MASK_OBJECTIVE,
     PARTS,
@@ -44,7 +44,7 @@ OTHER = {
 #: values that need others
 WITH = {"model.mlp.n_hidden": {"mlp.form": "plain"}, "model.attention.mask": {"train.objective": "prefix"}}
 WITH |= {"text.chat_template": {"train.objective": "chat"}, "model.embed_projection": {"d_embed": "64"}}
-WITH |= {"model.readout_bias": {"readout": "bert"}}
+WITH |= {"model.readout_bias": {"readout": "bert"}, "train.mask_share": {"train.objective": "masked"}}
 WITH |= {name: {"mlp.experts": "4"} for name in ("model.mlp.shared_d_ff", "train.balance")}
 WITH |= {name: {"adapt.rank": "2"} for name in ("adapt.alpha", "adapt.modules")}
 
@@ -121,6 +121,23 @@ def test_every_field_is_set_by_its_name(name):
         ),
         ({"ngram_weight_decay": "201"}, "ngram_weight_decay = 201.0: expected at most 1 / learning_rate = 200"),
         ({"warmup": "-2"}, "expected -1 or more"),
+        (
+            {"mask_share": "0.5"},
+            "train.mask_share = 0.5 goes with train.objective = masked, not next-token: leave it out",
+        ),
+        (
+            {"muon_learning_rate": "9", "optimizer": "adamw"},
+            "train.muon_learning_rate = 9.0 goes with train.optimizer = muon, not adamw: leave it out",
+        ),
+        (
+            {"ngram_learning_rate": "7", "ngram_optimizer": "adamw"},
+            "train.ngram_learning_rate = 7.0 goes with train.ngram_optimizer = rmsprop, not adamw: leave it out",
+        ),
+        (
+            {"ngrams": "", "ngram_learning_rate": "7"},
+            "train.ngram_learning_rate = 7.0 goes with tables of n-grams (model.ngrams), and this run trains none",
+        ),
+        ({"ngrams": "", "ngram_weight_decay": "5"}, "train.ngram_weight_decay = 5.0 goes with tables of n-grams"),
         ({"steps": "10", "tokens": "100"}, "the length is given twice, by steps and tokens"),
         ({"tokenizer": "byte", "vocabulary": "500"}, "expected 0 where text.tokenizer = byte"),
         ({"vocabulary": "256"}, "expected at least 257 where text.tokenizer = bpe: the 256 bytes and the separator"),
@@ -276,6 +293,69 @@ def test_a_run_from_a_model_takes_nothing_but_dropout_of_the_architecture():
     ):
         with pytest.raises(RecipeError, match=f"keeps its architecture and tokenizer: leave out {named}"):
             make_recipe_on(model, ("a",), changes)
+
+
+def test_a_run_s_own_recipe_leaves_the_size_of_the_vocabulary_to_the_text(tmp_path):
+    """It has the size with the tokens that the run gained, and the model that it started from is smaller."""
+    base = make_recipe((), None, {"n_vocab": 300}).model
+    run = make_recipe_on(base, ("a",), {"learning_rate": 1e-4})
+    run = replace(run, model=replace(run.model, n_vocab=302), new_ids=(300, 301), base=Base("base", "2", "0"))
+    (tmp_path / "recipe.json").write_text(json.dumps(run.to_dict()))
+    for recipe in (tmp_path / "recipe.json", run):
+        made = make_recipe_on(base, ("a",), {}, recipe)
+        assert (made.model, made.train.learning_rate) == (base, 1e-4)
+        with pytest.raises(RecipeError, match=r"leave out model\.n_vocab"):
+            make_recipe_on(base, ("a",), {"n_vocab": 302}, recipe)
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "says"),
+    [
+        ({}, "masked", "needs model.attention.mask = bidirectional and no encoder"),
+        ({}, "source-target", "needs an encoder beside its decoder"),
+        ({"objective": "source-target"}, "next-token", "needs model.attention.mask = causal and no encoder"),
+        ({"objective": "source-target"}, "masked", "needs model.attention.mask = bidirectional and no encoder"),
+        ({"objective": "masked"}, "next-token", "needs model.attention.mask = causal and no encoder"),
+    ],
+)
+def test_an_objective_that_the_starting_model_is_not_made_for_is_named_itself(model, asked, says):
+    """Not an option of the architecture that follows from it and that nobody gave."""
+    own = make_recipe((), None, model)
+    with pytest.raises(RecipeError) as caught:
+        make_recipe_on(own.model, ("a",), {"objective": asked})
+    expected = f"which is that of {own.train.objective}: leave out --objective {asked}"
+    assert str(caught.value).startswith(f"train.objective = {asked} {says}")
+    assert str(caught.value).endswith(expected)
+
+
+def test_a_starting_model_that_is_not_made_for_conversations_names_the_inputs(tmp_path):
+    conversation = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(conversation))
+    masked = make_recipe((), None, {"objective": "masked"}).model
+    with pytest.raises(RecipeError, match="which is that of masked: give other inputs, which are no conversations"):
+        make_recipe_on(masked, (str(tmp_path / "a.jsonl"),), {})
+
+
+def test_options_without_an_effect_are_refused_only_where_a_user_sets_them(tmp_path):
+    """Runs of earlier versions, recipe files and presets may hold them; a default value asks for nothing."""
+    assert make_recipe((), None, {"mask_share": 0.15, "ngrams": (), "ngram_weight_decay": -1}).train.mask_share == 0.15
+    (tmp_path / "a.toml").write_text("[train]\nmask_share = 0.5\n")
+    assert make_recipe((), None, {}, tmp_path / "a.toml").train.mask_share == 0.5
+    earlier = with_train(make_recipe((), "gpt2", {}), mask_share=0.5, ngram_weight_decay=5.0)
+    assert Recipe.from_dict(earlier.to_dict()) == earlier
+    assert overlay(earlier, None, {"mask_share": 0.5, "seed": 1337}, None) == earlier
+    model = make_recipe((), "gpt2", {}).model
+    with pytest.raises(RecipeError, match=r"ngram_weight_decay = 3\.0 goes with tables of n-grams"):
+        make_recipe_on(model, (), {"ngram_weight_decay": 3})
+    assert make_recipe_on(model, (), {}).train.ngram_weight_decay == 2.0
+
+
+def test_a_learning_rate_at_which_weights_would_change_their_signs_is_refused(text, tmp_path):
+    for rate, most in (({"learning_rate": 300.0}, 10), ({"learning_rate": 2.0}, 1), ({"muon_learning_rate": 20.0}, 10)):
+        name = next(iter(rate))
+        with pytest.raises(RecipeError, match=f"train.{name} = .*: expected at most 1 / .*weight_decay = {most},"):
+            start(text, tmp_path / "run", weight_decay=0.1, **rate)
+        assert not (tmp_path / "run").exists()
 
 
 def test_the_width_of_a_gated_mlp_follows_the_width_of_the_stream():

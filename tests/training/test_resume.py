@@ -34,7 +34,7 @@ import pellucid
 from pellucid import cli, destination
 from pellucid.runs import trainer as trainer_module
 from pellucid.runs.checkpoint import best_step, folder_of, load_checkpoint, mark_good, prune, steps_of, verify_files
-from pellucid.runs.options import RecipeError
+from pellucid.runs.options import INTERVALS, RecipeError
 from pellucid.runs.run_dir import only_one
 from pellucid.runs.trainer import Trainer
 from pellucid.training import resolve_recipe as resolve
@@ -296,6 +296,86 @@ def test_made_longer_in_the_middle_earlier_steps_keep_their_rates(text, tmp_path
         shutil.rmtree(folder_of(run, step))
     assert resume(run).step == 16
     assert rows(run) == longer
+
+
+def intervals(run: Path) -> list[int]:
+    return [getattr(read_recipe(run).train, name) for name in INTERVALS]
+
+
+def test_intervals_that_a_run_chose_are_chosen_again_for_its_new_length(text, tmp_path):
+    """A run made longer is not measured at every step because a trial of ten steps was; its weights are the same."""
+    heard = Heard()
+    trial = start(text, tmp_path / "trial", steps=10, evaluate_every=0).path
+    asked = start(text, tmp_path / "asked", steps=10, evaluate_every=1).path
+    assert intervals(trial) == intervals(asked) == [1, 1, 1]
+    assert read_recipe(trial).chosen_intervals == INTERVALS
+    assert read_recipe(asked).chosen_intervals == ("checkpoint_every", "sample_every")
+    for run in (trial, asked):
+        resume(run, heard if run == trial else None, steps=40)
+    assert intervals(trial) == [40, 40, 40]
+    assert intervals(asked) == [1, 1, 1]
+    said = (
+        "from here on: evaluate_every = 40 (1 before), checkpoint_every = 40 (1 before), sample_every = 40 (1 before)"
+    )
+    assert said in heard.lines
+    evaluated = [row["step"] for row in rows(trial) if "held_out_loss" in row]
+    assert evaluated == [*range(1, 11), 40]
+    assert_same_tensors(tensors(trial, 40), tensors(asked, 40))
+    # without another length everything stays
+    before = (trial / "recipe.json").read_bytes()
+    resume(trial)
+    assert (trial / "recipe.json").read_bytes() == before
+
+
+def test_a_run_of_an_earlier_version_keeps_its_intervals_unless_others_are_asked_for(text, tmp_path):
+    """Its recipe does not say whether they were chosen."""
+    run = start(text, tmp_path / "run", steps=10, evaluate_every=0).path
+    written = json.loads((run / "recipe.json").read_bytes())
+    del written["chosen_intervals"]
+    (run / "recipe.json").write_text(json.dumps(written))
+    resume(run, steps=12)
+    assert intervals(run) == [1, 1, 1]
+    pellucid.train(out=run, resume=True, steps=16, fields={"evaluate_every": 8, "checkpoint_every": "4"})
+    assert intervals(run) == [8, 4, 1]
+
+
+def test_intervals_may_be_set_when_a_run_is_resumed(text, tmp_path, capsys):
+    run = start(text, tmp_path / "run", steps=4, evaluate_every=0).path
+    again = ("train", "--resume", "--out", str(run), "--steps")
+    assert cli.main([*again, "8", "--set", "evaluate_every=3", "--set", "keep_last=5", "--set", "sample_every=0"]) == 0
+    assert "from here on: evaluate_every = 3 (1 before), checkpoint_every = 3 (1 before)" in capsys.readouterr().out
+    assert intervals(run) == [3, 3, 3]  # the others are chosen: as often as the loss is measured
+    assert read_recipe(run).train.keep_last == 5
+    assert steps_of(run)[-3:] == [4, 6, 8]
+    # one that is asked for is kept, though it is what was chosen
+    assert cli.main([*again, "16", "--set", "checkpoint_every=3"]) == 0
+    assert read_recipe(run).chosen_intervals == ("sample_every",)
+    assert cli.main([*again, "20", "--set", "sample_every=-1", "--set", "keep_last=0"]) == 2
+    assert "train.keep_last = 0: expected 1 or more" in capsys.readouterr().err
+    # the best checkpoint is the one with the lowest loss over the same tokens
+    assert "train.evaluate_tokens: 100 in the run, 50 asked for" in refuse(
+        capsys, *again[1:], 20, "--set", "evaluate_tokens=50"
+    )
+
+
+@pytest.mark.parametrize("kind", one_in(3, KINDS), ids=lambda kind: kind.name)
+def test_intervals_of_a_run_of_any_kind_may_be_set_when_it_is_resumed(whole_runs, tmp_path, kind):
+    run, source = tmp_path / "run", kind.write_input(tmp_path)
+    shutil.copytree(whole_runs(kind), run)
+    done = pellucid.train(source, out=run, resume=True, steps=14, fields={"train.checkpoint_every": "7"})
+    assert done.recipe.train.checkpoint_every == 7
+    assert json.loads((run / "recipe.json").read_bytes())["train"]["checkpoint_every"] == 7
+
+
+def test_a_run_that_ends_within_its_warm_up_says_so(text, tmp_path):
+    heard = Heard()
+    run = start(text, tmp_path / "run", heard, steps=2, evaluate_every=2, warmup=4).path
+    said = "warning: train.warmup = 4 and there are 2 steps: the run ends within its warm-up, at 50% of the largest"
+    assert f"{said} learning rate; set a smaller warmup, or -1 to have it chosen" in heard.lines
+    for steps, warns in ((5, True), (10, False)):
+        heard = Heard()
+        resume(run, heard, steps=steps)
+        assert ("at 75% of the largest learning rate; make it longer by more steps than that" in heard.text) == warns
 
 
 # Refused ----------------------------------------------------------------------------------------

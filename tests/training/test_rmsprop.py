@@ -103,6 +103,23 @@ def test_a_bad_step_keeps_every_bit(sparse):
     assert_same_tensors(before[1], rmsprop.state[table.weight])
 
 
+def test_a_decay_that_is_too_large_for_its_rate_takes_all_of_a_row_and_no_more(text, tmp_path):
+    """It had changed the signs of the rows, and made them grow beyond what float32 holds."""
+    rates = {"learning_rate": 300.0, "muon_learning_rate": 20.0, "weight_decay": 0.1}
+    training = make_training(text, tmp_path / "run", **RMSPROP, **rates)
+    table = dict(training.network.named_parameters())[TABLE]
+    torch.nn.init.ones_(table)
+    training.take_step()
+    assert table.grad is not None
+    met = table.grad.indices()[0]
+    unmet = torch.ones(FEW, dtype=torch.bool)
+    unmet[met] = False
+    assert (table[unmet] == 0).all()
+    for part in (training.optimizer.adamw, training.optimizer.muon):
+        assert part is not None
+        assert all(0 <= 1 - group["lr"] * group["weight_decay"] <= 1 for group in part.param_groups)
+
+
 def test_the_decay_of_many_steps_is_applied_at_once_to_every_row(text, tmp_path):
     rates = {"learning_rate": 0.01, "ngram_weight_decay": 2.0, "warmup": 0, "schedule": "constant"}
     training = make_training(text, tmp_path / "run", **RMSPROP, **rates)

@@ -1,5 +1,6 @@
 """Training on conversations: the loss of a plain loop in transformers, new tokens, adapters, and what a run writes."""
 
+import gzip
 import json
 
 import numpy as np
@@ -14,9 +15,14 @@ from pellucid.hub.write import write_tokenizer
 from pellucid.runs.checkpoint import load_checkpoint
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.options import RecipeError
-from pellucid.text.chat_template import CHATML, ChatError, ChatTemplate
-from pellucid.text.read.conversations import ConversationsError, read_conversations, split_conversations
-from pellucid.text.tokenizers.tokenizer import learn_tokenizer
+from pellucid.text.chat_template import CHATML, CHATML_MARKERS, ChatError, ChatTemplate
+from pellucid.text.read.conversations import (
+    ConversationsError,
+    holds_conversations,
+    read_conversations,
+    split_conversations,
+)
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer, learn_tokenizer
 from pellucid.text.tokens.conversations import encode_conversations
 from pellucid.training.chat import ChatData, pack
 
@@ -261,7 +267,41 @@ def test_other_conversations_are_held_out_by_how_they_begin(conversations):
     assert split_conversations(read_conversations([str(conversations)])).to_dict()["rule"] == "openings"
 
 
+def test_answers_of_weight_0_are_read_and_not_learned(tmp_path):
+    """As in OpenAI's files for fine-tuning."""
+    path, said = tmp_path / "chats.jsonl", ("user", "assistant", "user", "assistant")
+    with path.open("w") as file:
+        for i in range(4):
+            texts = [(f"a {i}", None), ("bad", 0), ("b", None), ("good", i % 2 or None)]
+            messages = [
+                {"role": role, "content": text, "weight": w} for role, (text, w) in zip(said, texts, strict=True)
+            ]
+            file.write(json.dumps({"messages": messages}) + "\n")
+    split = split_conversations(read_conversations([str(path)]), 0.3)
+    tokenizer = ByteTokenizer().with_special(*CHATML_MARKERS)
+    for part in encode_conversations(split, tokenizer, ChatTemplate()).parts.values():
+        n = len(part.numbers)
+        assert tokenizer.decode(part.ids[part.answers].tolist()) == "good" * n
+        assert part.n_bytes == len("good") * n
+        assert b"bad" in tokenizer.decode(part.ids.tolist()).encode()
+
+
+def test_rows_of_sharegpt_and_compressed_files_are_conversations(tmp_path):
+    turns = [("system", "Be brief."), ("human", "Hi"), ("gpt", "Hello")]
+    row = {"id": 1, "conversations": [{"from": who, "value": text} for who, text in turns]}
+    path = tmp_path / "chats.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(row).encode()))
+    assert holds_conversations([str(path)])
+    (messages,) = read_conversations([str(path)]).rows
+    roles = ("system", "user", "assistant")
+    assert messages == [{"role": role, "content": text} for role, (_, text) in zip(roles, turns, strict=True)]
+
+
 WRONG = {
+    '{"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}': "message 1 has the weight 0.5, expected 1",
+    '{"messages": [{"role": "assistant", "content": "a", "weight": 0}]}': "no message of the assistant, expected",
+    '{"conversations": [{"from": "function_call", "value": "a"}]}': "a turn from 'function_call', expected one of",
+    '{"conversations": [{"from": "gpt"}]}': r"message 1 \(assistant\) has no content",
     '{"messages": [{"role": "user", "content": "a"}]}': "no message of the assistant",
     '{"messages": "a"}': "no field 'messages'",
     '{"messages": [{"role": "assistant"}]}': r"message 1 \(assistant\) has no content",

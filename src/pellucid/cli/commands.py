@@ -1,6 +1,8 @@
 """The commands that use a model, one public Python call each, and the table of all commands."""
 
 import itertools
+import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from pellucid.cli.options import (
     SHARE,
     CheckpointOptions,
     Expected,
-    FileOptions,
+    FilesOptions,
     MixOptions,
     OptionError,
     Revision,
@@ -199,13 +201,13 @@ def write(loaded: Any, prompt: str, output: GeneratedOptions, options: dict[str,
 
 
 @dataclass(frozen=True)
-class ScoredTextOptions(FileOptions):
+class ScoredTextOptions(FilesOptions):
     """How the text is read."""
 
     prefix: Annotated[str, option("TEXT")] = ""
-    """Score the text as the continuation of this text."""
+    """Score the text, or each document, as the continuation of this text."""
     source: Annotated[str | None, option("TEXT")] = None
-    """Give this text to the encoder of an encoder-decoder, and score the file as its target."""
+    """Give this text to the encoder of an encoder-decoder, and score the text, or each document, as its target."""
     stride: Annotated[int | None, option("N", default="half the context"), at_least(1)] = None
     """Move the window by this many tokens on texts longer than the context."""
 
@@ -215,9 +217,11 @@ class ScoredOptions:
     """What is printed."""
 
     per_token: Annotated[bool, option()] = False
-    """Print every token with its surprisal in bits."""
+    """Print every token of a text with its surprisal in bits."""
     baselines: Annotated[bool, option()] = False
     """Print what n-grams, counted on the run's training text, score on this text."""
+    as_json: Annotated[bool, option(name="json")] = False
+    """Print the measures of all documents together, and of each, as JSON."""
 
 
 @command
@@ -229,26 +233,27 @@ def score_command(
     model_options: Annotated[MixOptions, option(name="model")],
     output: ScoredOptions,
 ) -> int:
-    """Measure how probable a text is (perplexity, bits per byte).
+    """Measure how probable a text or a test set is (perplexity, bits per byte).
 
     Args:
         model: Use the model of this run, this saved model, or this name on the Hugging Face hub.
-        file: Score the text in this file; - reads standard input. An image classifier reads a .npz file.
+        file: Score this file or folder, document by document; - reads standard input. Image classifiers read a .npz.
 
     Examples:
-        pellucid score runs/my_texts chapter.txt
         pellucid score runs/my_texts chapter.txt --baselines
+        pellucid score runs/my_texts test.jsonl --json
     """
     check_run_for_baselines(model, output)
+    if output.per_token and output.as_json:
+        raise OptionError("--per-token prints a table of tokens, and --json prints JSON: leave one of them out")
     loaded = mixed_from(model, model_options)
 
     from pellucid.vision.run import ImageModel
 
     if isinstance(loaded, ImageModel):
         if wrong := [name for name, value in {**vars(input), **vars(output)}.items() if value]:
-            raise OptionError(
-                f"--{wrong[0].replace('_', '-')} applies to text, but {model} classifies images: leave it out"
-            )
+            flag = wrong[0].removeprefix("as_").replace("_", "-")
+            raise OptionError(f"--{flag} applies to text, but {model} classifies images: leave it out")
         scored = loaded.score_file(file)
         print(f"images    {scored.n:,}\naccuracy  {scored.accuracy:.4f}\nloss      {scored.loss:.4f} nats per image")
         return OK
@@ -261,9 +266,15 @@ def score_command(
         text: Any = sys.stdin.read()  # it is typed, and ends with Ctrl-D
     else:
         text, options["reading"] = Path(file), input.reading()
+        check_one_text(text, options["reading"], output)
     with progress_on_stderr("scoring") as progress:
         scored = loaded.score(text, progress=progress, **options)
-    print_score(scored, output)
+    for note in scored.notes:
+        print(note, file=sys.stderr)
+    if output.as_json:
+        print_as_json(scored)
+    else:
+        print_score(scored, output)
     return OK
 
 
@@ -275,23 +286,35 @@ def check_run_for_baselines(model: str, output: ScoredOptions) -> None:
         )
 
 
+def check_one_text(path: Path, reading: Any, output: ScoredOptions) -> None:
+    """Raise OptionError for --per-token with several documents, before they are scored."""
+    from pellucid.text.read.documents import read_corpus
+
+    if output.per_token and (n := len(read_corpus(path, reading=reading).documents)) > 1:
+        raise OptionError(
+            f"--per-token prints the tokens of one text, but {path} holds {n:,} documents: leave it out (--json prints "
+            "a row for each document), or give a file that holds one"
+        )
+
+
 def _short(number: float) -> str:
     return f"{number:.3f}" if number < 1e6 else f"{number:.3e}"
 
 
 def print_score(scored: Any, output: ScoredOptions) -> None:
-    """Print the scores on standard output, and notes about the file on standard error."""
+    """Print the measures of a Score or a CorpusScore on standard output."""
+    from pellucid.generate.scoring import CorpusScore
     from pellucid.text.read.chunks import counted
 
-    for note in scored.notes:
-        print(note, file=sys.stderr)
+    is_corpus = isinstance(scored, CorpusScore)
+    over = f"{counted(len(scored.documents), 'document')}, " if is_corpus else ""
     if output.per_token:
         print("bits\ttoken")
         for piece, bits in zip(scored.pieces, scored.surprisal_bits, strict=True):
             print(f"{bits:.3f}\t{piece.decode(errors='backslashreplace')!r}")
     why = f" (not comparable: {scored.why_not_comparable})" if scored.why_not_comparable else ""
     print(
-        f"log-probability  {scored.log_prob:.4f} nats over {counted(scored.n_tokens, 'token')}, "
+        f"log-probability  {scored.log_prob:.4f} nats over {over}{counted(scored.n_tokens, 'token')}, "
         f"{counted(scored.n_bytes, 'byte')}\n"
         f"counted          {scored.counted}\n"
         f"loss             {scored.loss:.4f} nats per token ({scored.bits_per_token:.4f} bits)\n"
@@ -303,7 +326,58 @@ def print_score(scored: Any, output: ScoredOptions) -> None:
         from pellucid.predictors.ngram_baselines import rows_of
 
         rows = [*scored.baselines, ("this model", scored.loss, scored.bits_per_byte)]
-        print("\n".join(rows_of("this text", rows)))
+        print("\n".join(rows_of("these texts" if is_corpus else "this text", rows)))
+
+
+#: what --json prints of all documents together; the names are those of Python
+MEASURES = (
+    *("log_prob", "n_tokens", "n_bytes", "n_words", "loss", "bits_per_token", "perplexity", "perplexity_per_word"),
+    *("bits_per_byte", "counted", "why_not_comparable"),
+)
+
+
+def print_as_json(scored: Any) -> None:
+    """Print the measures of a Score or a CorpusScore as one JSON object, with each document on a line of its own."""
+    from pellucid.generate.scoring import CorpusScore
+    from pellucid.predictors.ngram_baselines import Baseline
+
+    is_corpus = isinstance(scored, CorpusScore)
+    totals = {"n_documents": len(scored.documents) if is_corpus else 1}
+    totals |= {name: getattr(scored, name) for name in MEASURES}
+    baselines = [_as_json(Baseline(*row)._asdict()) for row in scored.baselines]
+    print(f'{_as_json(totals)[:-1]}, "baselines": [{", ".join(baselines)}], "documents": [')
+    if is_corpus:
+        numbers = scored.log_probs, scored.token_counts, scored.byte_counts, scored.word_counts
+        rows = zip(scored.documents, *(column.tolist() for column in numbers), strict=True)
+    else:
+        rows = iter([(scored.document, scored.log_prob, scored.n_tokens, scored.n_bytes, scored.n_words)])
+    end = ""
+    for row in rows:
+        print(end + _as_json(_document_row(*row)), end="")
+        end = ",\n"
+    print("]}")
+
+
+def _document_row(document: Any, log_prob: float, n_tokens: int, n_bytes: int, n_words: int) -> dict[str, Any]:
+    """The measures of a document; where it is None, the text was typed."""
+    from pellucid.text.one_text import row_number
+
+    return {
+        "file": document and document.origin.name,
+        "row": document and row_number(document),
+        "log_prob": log_prob,
+        "n_tokens": n_tokens,
+        "n_bytes": n_bytes,
+        "n_words": n_words,
+        "loss": -log_prob / n_tokens,
+        "bits_per_byte": -log_prob / math.log(2) / n_bytes,
+    }
+
+
+def _as_json(values: dict[str, Any]) -> str:
+    """One line of JSON, in which a number that is not finite is null."""
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+    return json.dumps(finite, ensure_ascii=False, allow_nan=False)
 
 
 @command

@@ -133,7 +133,9 @@ NGRAM_RUN = Expected(
     "the folder of a run of n-grams, such as runs/NAME, or auto for the n-gram that a run of train --mix auto holds",
 )
 FILE = Expected(_exists, "a file or folder that exists")
-INPUT_FILE = Expected(lambda path: path == "-" or _exists(path), "a file that exists, or - for standard input")
+INPUT_FILE = Expected(
+    lambda path: path == "-" or _exists(path), "a file or folder that exists, or - for standard input"
+)
 
 
 @dataclass(frozen=True)

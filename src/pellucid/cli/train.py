@@ -267,8 +267,8 @@ def check_run(out: Path | None) -> None:
     if not (out / "recipe.json").exists():
         what = "has no recipe.json" if out.exists() else "does not exist"
         raise OptionError(
-            f"--resume --out {out}: it {what}; give the folder of a run, such as runs/NAME. A run that was stopped before "
-            "its first step has none: start it again without --resume"
+            f"--resume --out {out}: it {what}; give the folder of a run, such as runs/NAME. A run that was stopped "
+            "before its first step has none: start it again without --resume"
         )
 
 

@@ -93,7 +93,8 @@ def reply_pieces(decoding: Decoding, tokenizer: Tokenizer) -> Iterator[ReplyPiec
     for step in decoding:
         token, reason = step.tokens[0], step.rows[0].finish_reason or ""
         surprisal = -torch.log_softmax(step.logits[0].double(), 0)[token].item()
-        text = stream.push(token) + (stream.finish() if reason else "")
+        # an end may be a token of text too, where a model's files name it
+        text = ("" if token in tokenizer.ends else stream.push(token)) + (stream.finish() if reason else "")
         yield ReplyPiece(text, token, surprisal, reason)
 
 

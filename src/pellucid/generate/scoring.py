@@ -7,6 +7,7 @@ original text, never those of decoded tokens.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -24,6 +25,7 @@ from pellucid.model import Transformer
 from pellucid.model.mask import prefix_mask
 from pellucid.model.shapes import Encoded, SourceVisible, Tokens, Visible
 from pellucid.text.ids import IdTokenizer
+from pellucid.text.read.documents import Document, Documents
 from pellucid.text.tokenizers.tokenizer import Tokenizer, TokenizerError
 from pellucid.text.tokens.batches import lay_windows
 
@@ -35,63 +37,28 @@ class ScoringError(GenerationError):
     """A text has no token to score, or the windows do not fit it."""
 
 
-@dataclass(frozen=True)
-class Score:
-    """Log-probabilities of the tokens of a text.
-
-    ids          the scored tokens
-    pieces       the bytes of each token in the text
-    log_probs    float64 [len(ids)], nats: log P(token | everything before it in its window)
-    n_context    tokens that were read but not scored: the separator or what stands in its place, a prefix, or a first
-                 token without context
-    context      these tokens
-    why_not_comparable   why bits per byte do not compare with those of another tokenizer; "" if they do
-    counted      a phrase that says which bytes were counted: those of the text, or of a file
-    n_replaced_bytes     how many bytes the file has less than the text, in which U+FFFD stands for bytes that are not
-    UTF-8
-    notes        sentences about how the file was read
-    baselines    n-gram models by name, if requested, with their nats per token and bits per byte on the same tokens
-    """
-
-    ids: list[int]
-    pieces: list[bytes]
-    log_probs: np.ndarray
-    n_context: int
-    context: tuple[int, ...] = ()
-    why_not_comparable: str = ""
-    counted: str = "the bytes of the text in UTF-8"
-    n_replaced_bytes: int = 0
-    notes: tuple[str, ...] = ()
-    baselines: tuple[tuple[str, float, float], ...] = ()
+class Likelihood(ABC):
+    """What follows from the log-probability of what was scored, and from the number of its tokens, bytes and words."""
 
     @property
+    @abstractmethod
     def log_prob(self) -> float:
         """log P of all scored tokens, nats, summed without intermediate rounding."""
-        return math.fsum(self.log_probs)
 
     @property
-    def surprisal(self) -> np.ndarray:
-        """-log P of each token, nats."""
-        return -self.log_probs
-
-    @property
-    def surprisal_bits(self) -> np.ndarray:
-        """-log2 P of each token, bits."""
-        return -self.log_probs / math.log(2)
-
-    @property
+    @abstractmethod
     def n_tokens(self) -> int:
-        return len(self.ids)
+        """The number of scored tokens."""
 
     @property
+    @abstractmethod
     def n_bytes(self) -> int:
         """The bytes of the scored tokens; bytes of a file that are not UTF-8 count as they stand in the file."""
-        return sum(map(len, self.pieces)) - self.n_replaced_bytes
 
     @property
+    @abstractmethod
     def n_words(self) -> int:
         """The number of words of the scored text, separated by white space."""
-        return len(b"".join(self.pieces).decode("utf-8", "replace").split())
 
     @property
     def loss(self) -> float:
@@ -116,6 +83,102 @@ class Score:
     def bits_per_byte(self) -> float:
         """Bits of all scored tokens per byte: comparable between tokenizers, except for `why_not_comparable`."""
         return -self.log_prob / math.log(2) / self.n_bytes
+
+
+@dataclass(frozen=True)
+class Score(Likelihood):
+    """Log-probabilities of the tokens of a text.
+
+    ids          the scored tokens
+    pieces       the bytes of each token in the text
+    log_probs    float64 [len(ids)], nats: log P(token | everything before it in its window)
+    n_context    tokens that were read but not scored: the separator or what stands in its place, a prefix, or a first
+                 token without context
+    context      these tokens
+    why_not_comparable   why bits per byte do not compare with those of another tokenizer; "" if they do
+    counted      a phrase that says which bytes were counted: those of the text, or of a file
+    n_replaced_bytes     how many bytes the file has less than the text, in which U+FFFD stands for bytes that are not
+    UTF-8
+    notes        sentences about how the file was read
+    baselines    n-gram models by name, if requested, with their nats per token and bits per byte on the same tokens
+    document     the document of the file that the text is from, if a file was scored
+    """
+
+    ids: list[int]
+    pieces: list[bytes]
+    log_probs: np.ndarray
+    n_context: int
+    context: tuple[int, ...] = ()
+    why_not_comparable: str = ""
+    counted: str = "the bytes of the text in UTF-8"
+    n_replaced_bytes: int = 0
+    notes: tuple[str, ...] = ()
+    baselines: tuple[tuple[str, float, float], ...] = ()
+    document: Document | None = None
+
+    @property
+    def log_prob(self) -> float:
+        return math.fsum(self.log_probs)
+
+    @property
+    def surprisal(self) -> np.ndarray:
+        """-log P of each token, nats."""
+        return -self.log_probs
+
+    @property
+    def surprisal_bits(self) -> np.ndarray:
+        """-log2 P of each token, bits."""
+        return -self.log_probs / math.log(2)
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(map(len, self.pieces)) - self.n_replaced_bytes
+
+    @property
+    def n_words(self) -> int:
+        return len(b"".join(self.pieces).decode("utf-8", "replace").split())
+
+
+@dataclass(frozen=True)
+class CorpusScore(Likelihood):
+    """Log-probabilities of several documents, each scored by itself as a `Score` is; its quantities are of all of them.
+
+    documents    what was scored, in the order of their paths: documents[k].path, documents[k].text
+    log_probs    float64 [documents], nats: log P of each document
+    token_counts, byte_counts, word_counts   int64 [documents]: of the scored tokens of each document
+    counted      a phrase that says which bytes were counted
+    why_not_comparable, notes, baselines   as of `Score`, for all documents together
+    """
+
+    documents: Documents
+    log_probs: np.ndarray
+    token_counts: np.ndarray
+    byte_counts: np.ndarray
+    word_counts: np.ndarray
+    counted: str
+    why_not_comparable: str = ""
+    notes: tuple[str, ...] = ()
+    baselines: tuple[tuple[str, float, float], ...] = ()
+
+    @property
+    def log_prob(self) -> float:
+        return math.fsum(self.log_probs)
+
+    @property
+    def n_tokens(self) -> int:
+        return int(self.token_counts.sum())
+
+    @property
+    def n_bytes(self) -> int:
+        return int(self.byte_counts.sum())
+
+    @property
+    def n_words(self) -> int:
+        return int(self.word_counts.sum())
 
 
 def _exp(nats: float) -> float:

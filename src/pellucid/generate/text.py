@@ -303,7 +303,8 @@ class Writer:
 
     def push(self, token: int) -> str:
         """The characters that can be shown after `token`; all remaining ones if it was the last."""
-        shown = self.stops.push(self.stream.push(token))
+        # an end may be a token of text too, where a model's files name it
+        shown = "" if token in self.tokenizer.ends else self.stops.push(self.stream.push(token))
         if self.row.finish_reason and not self.stops.stopped:
             shown += self.stops.push(self.stream.finish()) + self.stops.finish()
         self.shown.append(shown)

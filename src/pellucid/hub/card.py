@@ -28,7 +28,8 @@ def write_card(
 ) -> Path:
     """Write README.md with the hub's metadata at the top.
 
-    about  may hold source, notes, data, recipe, training and losses
+    about  may hold source, notes, data, recipe, training and losses, and part_measured, the number of held-out tokens
+           that the losses are over where it is not all of them
     code   whether transformers opens the folder with code in it
     """
     library = {"huggingface": "transformers"}.get(layout, layout)
@@ -41,6 +42,8 @@ def write_card(
     lines += ["## How to open it", "", *_how_to_open(a, layout, code), ""]
     lines += ["## Architecture", "", *_architecture(a), ""]
     losses = [f"- {LOSSES.get(n, n)}: {v:.4f}" for n, v in about.get("losses", {}).items()]
+    if part := about.get("part_measured"):
+        losses.append(f"- measured on the first {part:,} held-out tokens, not on all of them")
     lines += ["## Losses", "", *(losses or [_UNKNOWN]), ""]
     lines += ["## Data", "", *_data(about.get("data")), ""]
     if training := _training(about.get("recipe", {}), about.get("training", {}), about.get("data") or {}, a):

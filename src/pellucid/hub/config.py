@@ -1,11 +1,13 @@
 """Check a config.json before anything is allocated, and read the architecture that it describes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from pellucid.architecture import Architecture
-from pellucid.hub.families import FamilyError, architecture_of, value_at
+from pellucid.hub.families import FamilyError, LazyStateDict, architecture_of, value_at
 from pellucid.hub.files import FolderError
 from pellucid.hub.own_code import architecture_in, is_own
 from pellucid.hub.tables import FAMILIES, Family
@@ -13,6 +15,8 @@ from pellucid.hub.tables.entries import BOUNDS, LARGEST, shown
 from pellucid.parameter_counts import count_parameters
 
 LONGEST_LIST, LONGEST_NGRAM = 1 << 14, 1 << 10
+#: how many times the numbers in the files an architecture may need for a missing tensor to be looked for
+LARGEST_SURPLUS = 2
 #: limit on the numbers in a position table, unless the weights have more: 131,072 positions of 128 coordinates
 LARGEST_TABLE = 1 << 24
 
@@ -134,14 +138,37 @@ def check_sizes(path: Path, a: Architecture) -> None:
         check_sizes(path, a.encoder)
 
 
-def check_weights(path: Path, a: Architecture, n_numbers: int) -> None:
+def check_weights(path: Path, a: Architecture, n_numbers: int, missing: Callable[[], str] = lambda: "") -> None:
     """Raise FolderError if the architecture needs more numbers than the weight files hold, `n_numbers`.
 
-    The position table, which no file holds, may be larger than the weights if it is of a usual size.
+    `missing` says which tensor is not there, "" if all are. The position table, which no file holds, may be larger than
+    the weights if it is of a usual size.
     """
     for part in (a, a.encoder):
         if part is not None and (size := part.n_ctx * part.position_table_width) > max(LARGEST_TABLE, n_numbers):
             raise FolderError(f"{path}: positions of n_ctx = {part.n_ctx} would be a table of {size:,} numbers")
     asked = count_parameters(a)["total"]
     if asked > n_numbers:
-        raise FolderError(f"{path}: the configuration needs {asked:,} numbers, but the files hold {n_numbers:,}")
+        # sizes that the files come nowhere near would take memory even as a list of names
+        name = missing() if asked <= LARGEST_SURPLUS * n_numbers else ""
+        lacking = f", and the tensor {name}" if name else ""
+        raise FolderError(
+            f"{path}: the configuration needs {asked:,} numbers, but the files hold {n_numbers:,}{lacking}"
+        )
+
+
+def missing_tensor(tensors: Mapping[str, Tensor], config: Mapping[str, Any], family: Family) -> str:
+    """The first tensor that a config.json needs and that is not there, and where it may come from; "" if all are
+    there.
+    """
+    state = LazyStateDict(tensors, config, family)
+    name, readout = state.missing(), next((f"{row.theirs}.weight" for row in family.rows if row.ours == "unembed"), "")
+    if not name or name != readout:
+        return f"{name} is missing" if name else ""
+    said = f"{name} is missing, without which the readout is tied to the embedding"
+    if "logit_scale" in family.limits:
+        return (
+            f"{said}: Pellucid cannot represent a readout of {family.name} that is tied and not scaled "
+            "(scale_decoder_outputs = false), so write a copy of the embedding into the file under that name"
+        )
+    return f"{said}: if it is, set tie_word_embeddings to true in config.json"

@@ -8,8 +8,9 @@ cannot represent the other, conversion stops with a FamilyError that names the o
 import dataclasses
 import functools
 import itertools
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,11 +27,14 @@ __all__ = [
     "FAMILIES",
     "FamilyError",
     "architecture_of",
+    "because_of",
     "config_of",
+    "each_in_the_way",
     "each_to_ours",
     "each_to_theirs",
     "family_of",
     "in_the_way",
+    "n_in_the_way",
     "to_ours",
     "to_theirs",
     "unknown_entries",
@@ -187,6 +191,40 @@ def in_the_way(a: Architecture, family: Family) -> str:
     different = [name for name, holds in (*family.limits.items(), *family.writes.items()) if not holds(a)]
     different += [name for name in said if said[name] != heard[name]]
     return f"{different[0]} = {said[different[0]]}" if different else ""
+
+
+def each_in_the_way(a: Architecture, family: Family) -> list[str]:
+    """Every field that the family cannot represent, with its value, that of `in_the_way` first; that one alone if the
+    family is of another kind.
+    """
+    first = in_the_way(a, family)
+    return list(dict.fromkeys([first, *(_lost(a, family) or ())])) if first else []
+
+
+def n_in_the_way(a: Architecture, family: Family) -> float:
+    """How many fields the family cannot represent; infinite if it is of another kind, so that nobody can count them."""
+    lost = _lost(a, family)
+    return math.inf if lost is None else len(lost)
+
+
+def _lost(a: Architecture, family: Family) -> list[str] | None:
+    """The fields that do not come back from the family's config.json, with their values; None if it cannot be read."""
+    if (a.encoder is not None) != any(name.startswith("encoder.") for name in family.fixed):
+        return None
+    try:
+        said, heard = _settled(a), _settled(_read(Entries(_write(a, family)), family))
+    except (ArchitectureError, FamilyError):
+        return None
+    return [f"{name} = {value}" for name, value in said.items() if heard.get(name) != value]
+
+
+def because_of(ways: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """What some families cannot represent, by their names: of the first, which is the nearest, everything, and of the
+    others the first field.
+    """
+    (name, fields), *others = ways
+    rest = (f"{name} cannot represent {fields[0]}" for name, fields in others)
+    return "; ".join([f"{name} cannot represent {' and '.join(fields)}", *rest])
 
 
 def _check_expressible(a: Architecture, family: Family | None) -> Family:
@@ -519,6 +557,11 @@ class LazyStateDict(Mapping[str, Tensor]):
         self.left = present_names(state, family, expected)
         self.tied = take_tied(self.left, family, self.a, expected)
         self.where = {name: (pair, i) for pair in pairs for i, name in enumerate(pair[0])}
+
+    def missing(self) -> str:
+        """Their name of the first tensor that the architecture needs and that is not there, "" if all are there."""
+        names = (theirs for (_, theirs, _), _ in self.where.values())
+        return next((name for name in names if name not in self.left and name not in self.tied), "")
 
     def __getitem__(self, name: str) -> Tensor:
         (ours, theirs, row), i = self.where[name]

@@ -4,15 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pellucid.text.tokenizers.base import IDS_FILE
+
 #: the files that may describe a model, in the order in which they are looked for
 CONFIG, ADAPTER, ARCHITECTURE = "config.json", "adapter_config.json", "architecture.json"
 ADAPTER_TENSORS = "adapter_model.safetensors"
+#: how transformers generates with the model
+GENERATION = "generation_config.json"
 SAFE, PICKLE = "model.safetensors", "pytorch_model.bin"
-#: the ids that end a text, in a folder of our layout without a tokenizer
-IDS = "ids.json"
 #: the files that other parts read from the same folder: tokenizers, chat templates, the tensors of an adapter
 BESIDE = ("tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "vocab.txt")
-BESIDE += ("tokenizer_config.json", "chat_template.jinja", ADAPTER_TENSORS)
+BESIDE += ("tokenizer_config.json", IDS_FILE, "chat_template.jinja", ADAPTER_TENSORS)
 #: how a pickle is read after all
 TRUSTED = "pass --trust (trust=True) to read the pickle's tensors, and nothing else of it"
 #: limits in bytes; the largest files in use have a tenth of this or less

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from pellucid.architecture import Architecture
 from pellucid.hub.families import LazyStateDict, each_to_ours, unknown_entries
-from pellucid.hub.files import IDS, FolderError, read_object
+from pellucid.hub.files import GENERATION, FolderError, read_object
 from pellucid.hub.mxfp4 import Mxfp4Tensors
 from pellucid.hub.shards import Shards
 from pellucid.hub.tables import Family
 from pellucid.hub.text_towers import TextTower
 from pellucid.text.chat_template import ChatError, ChatTemplate, read_chat_template
 from pellucid.text.ids import IdTokenizer
-from pellucid.text.tokenizers.base import NoEndError
+from pellucid.text.tokenizers.base import IDS_FILE, NoEndError
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
 
 #: what is said of a folder without the files of a tokenizer
@@ -115,13 +115,7 @@ class Folder:
                 f"{self.path}: the tokenizer has {source.n_vocab} ids, the embedding {rows} rows: they belong to "
                 "different models"
             )
-        begins = self.config.get("decoder_start_token_id")
-        if self.architecture.encoder is not None and begins not in (None, source.start):
-            raise FolderError(
-                f"{self.path}: targets begin with id {begins} in config.json, but with {source.start} in this "
-                "tokenizer: they belong to different models"
-            )
-        return source
+        return source.with_model_ids(self.start_id, self.end_ids)
 
     def why_no_tokenizer(self) -> str:
         """What is said of a model without one."""
@@ -139,16 +133,39 @@ class Folder:
 
     @property
     def end_ids(self) -> list[int]:
-        """The ids that end a text, as config.json names them, or ids.json of our layout."""
-        named = self.config.get("eos_token_id")
-        if not self.config and (self.path / IDS).exists():
-            named = read_object(self.path, IDS).get("ends")
-        ids = named if isinstance(named, list) else [named]
-        return [i for i in ids if type(i) is int and 0 <= i < self.architecture.n_vocab]
+        """The ids that end a text, as the files name them, the first one of config.json first."""
+        own, beside = (ids_in(named, self.architecture.n_vocab) for named in self._named("eos_token_id", "ends"))
+        ids = beside or own
+        return sorted(dict.fromkeys(ids), key=lambda i: i not in own[:1])
+
+    @property
+    def start_id(self) -> int | None:
+        """The id that starts targets, None where the files name none. Raises FolderError if the embedding has no row
+        for it.
+        """
+        if self.architecture.encoder is None:
+            return None
+        own, beside = self._named("decoder_start_token_id", "start")
+        named, rows = own if beside is None else beside, self.architecture.n_vocab
+        if named is not None and ids_in(named, rows) != [named]:
+            raise FolderError(
+                f"{self.path}: targets begin with id {str(named)[:40]} (decoder_start_token_id), for which the "
+                f"embedding has no row: expected an id from 0 to {rows - 1}"
+            )
+        return named
+
+    def _named(self, entry: str, ours: str) -> tuple[Any, Any]:
+        """What config.json says in this entry, and what generation_config.json does, which transformers follows.
+
+        In our layout, what ids.json says in its entry `ours`.
+        """
+        file, name = (GENERATION, entry) if self.config else (IDS_FILE, ours)
+        beside = read_object(self.path, file) if (self.path / file).exists() else {}
+        return self.config.get(entry), beside.get(name)
 
     def ids(self) -> IdTokenizer:
         """The stand-in tokenizer that reads ids."""
-        return IdTokenizer(self.architecture.n_vocab, self.end_ids)
+        return IdTokenizer(self.architecture.n_vocab, self.end_ids, self.start_id)
 
     def notes(self, tokenizer: Tokenizer) -> list[str]:
         """Warnings about the model with this tokenizer, one sentence each."""
@@ -202,6 +219,11 @@ class Folder:
 def beyond(tokenizer: Tokenizer, rows: int) -> list[str]:
     """The special tokens whose ids are beyond the rows of the embedding."""
     return sorted(name for name, i in tokenizer.special.items() if i >= rows)
+
+
+def ids_in(named: Any, rows: int) -> list[int]:
+    """The ids in an entry that holds one or a list of them, without those that have no row of the embedding."""
+    return [i for i in (named if isinstance(named, list) else [named]) if type(i) is int and 0 <= i < rows]
 
 
 def language_codes(tokenizer: Tokenizer) -> list[str]:

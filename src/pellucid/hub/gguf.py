@@ -8,7 +8,7 @@ halves, as we do. The maps of all experts of a layer are one tensor, experts x o
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.hub.families import FamilyError, in_the_way, parameter_shapes
+from pellucid.hub.families import FamilyError, because_of, each_in_the_way, in_the_way, n_in_the_way, parameter_shapes
 from pellucid.hub.tables import FAMILIES
 from pellucid.hub.tables.rows import QKV, visible_windows
 from pellucid.text.tokenizers.base import Tokenizer
@@ -118,20 +118,49 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
 
 def gguf_architecture(a: Architecture) -> str:
-    """The family of NAMES that represents it. Raises FamilyError with the option that each of them cannot represent."""
+    """The family of NAMES that represents it.
+
+    Raises FamilyError with the option that each of them cannot represent, that of the nearest family first. Families
+    with experts are named for an architecture with experts alone, and the others for the others.
+    """
     ways = {name: _in_the_way(a, name) for name in NAMES}
-    for name, way in ways.items():
-        if not way:
-            return name
-    said = "; ".join(f"{name} cannot represent {way}" for name, way in ways.items())
+    if able := next((name for name, way in ways.items() if not way), None):
+        return able
+    of_its_kind = [name for name in NAMES if ("mlp.experts" in FAMILIES[name].limits) == bool(a.mlp.experts)]
+    nearest_first = sorted(of_its_kind, key=lambda name: _n_in_the_way(a, name))
+    said = because_of([(name, _each_in_the_way(a, name)) for name in nearest_first])
     raise FamilyError(f"this architecture cannot be written as GGUF: {said}")
 
 
+def _without_free_choices(a: Architecture, name: str) -> Architecture:
+    """The architecture without what no file of this family says: dropout has no effect there, and of these families
+    either rotary layout can be converted.
+    """
+    return a.with_fields({"dropout": 0.0} | ({"positions.layout": "halves"} if name in ROTATES_NEIGHBOURS else {}))
+
+
+def _n_in_the_way(a: Architecture, name: str) -> float:
+    return n_in_the_way(_without_free_choices(a, name), FAMILIES[name]) + len(_fixed_otherwise(a, name))
+
+
+def _each_in_the_way(a: Architecture, name: str) -> list[str]:
+    theirs = each_in_the_way(_without_free_choices(a, name), FAMILIES[name])
+    return list(dict.fromkeys([_in_the_way(a, name), *theirs, *_fixed_otherwise(a, name)]))
+
+
 def _in_the_way(a: Architecture, name: str) -> str:
-    # dropout has no effect there, and either rotary layout can be converted
-    a = a.with_fields({"dropout": 0.0} | ({"positions.layout": "halves"} if name in ROTATES_NEIGHBOURS else {}))
+    a = _without_free_choices(a, name)
     if way := in_the_way(a, FAMILIES[name]):
         return way
+    if any(visible_windows(a)):
+        return f"attention.windows = {list(a.attention.windows)}"
+    if name == "olmoe" and a.n_kv_heads != a.n_heads:
+        return f"attention.n_kv_heads = {a.n_kv_heads}"
+    return next(iter(_fixed_otherwise(a, name)), "")
+
+
+def _fixed_otherwise(a: Architecture, name: str) -> list[str]:
+    """The options that llama.cpp fixes at other values, with the architecture's."""
     values = {
         "mlp.activation": a.mlp.activation,
         "attention.scale": a.attention.scale,
@@ -139,12 +168,7 @@ def _in_the_way(a: Architecture, name: str) -> str:
         "positions.scaling": a.positions.scaling,
         "mlp.router_softmax": a.mlp.router_softmax,
     }
-    if any(visible_windows(a)):
-        return f"attention.windows = {list(a.attention.windows)}"
-    if name == "olmoe" and a.n_kv_heads != a.n_heads:
-        return f"attention.n_kv_heads = {a.n_kv_heads}"
-    wrong = [field for field, allowed in FIXED[name].items() if values[field] not in allowed]
-    return f"{wrong[0]} = {values[wrong[0]]}" if wrong else ""
+    return [f"{field} = {values[field]}" for field, allowed in FIXED[name].items() if values[field] not in allowed]
 
 
 # Tensors ------------------------------------------------------------------------------------------
@@ -348,7 +372,7 @@ def write_gguf(
             _add(writer, f"{scope}.{key}", value)
     total = 0
     for theirs, tensor in tensors_of(state, a):
-        kind = gguf.GGMLQuantizationType[_kept_in(theirs, tensor, word)]
+        kind = gguf.GGMLQuantizationType[_kept_in(theirs, tensor.shape, word)]
         size, block = gguf.GGML_QUANT_SIZES[kind][1], gguf.GGML_QUANT_SIZES[kind][0]
         n_bytes = tensor.numel() // block * size
         writer.add_tensor_info(theirs, list(tensor.shape), np.dtype(np.float32), n_bytes, raw_dtype=kind)
@@ -357,19 +381,30 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for theirs, tensor in tensors_of(state, a):
-        kind = gguf.GGMLQuantizationType[_kept_in(theirs, tensor, word)]
+        kind = gguf.GGMLQuantizationType[_kept_in(theirs, tensor.shape, word)]
         writer.write_tensor_data(gguf.quants.quantize(tensor.detach().float().contiguous().numpy(), kind))
     writer.close()
     return total
 
 
-def _kept_in(theirs: str, tensor: Tensor, word: str) -> str:
+def _kept_in(theirs: str, shape: Sequence[int], word: str) -> str:
     """The number format of a tensor: float32 for vectors, positions and routers; float16 for q8_0 matrices whose rows
     are not whole blocks of 32; else the one that was asked for.
     """
-    if tensor.ndim == 1 or theirs.startswith("position_embd") or "ffn_gate_inp" in theirs:
+    if len(shape) == 1 or theirs.startswith("position_embd") or "ffn_gate_inp" in theirs:
         return "F32"
-    return "F16" if word == "Q8_0" and tensor.shape[-1] % 32 else word
+    return "F16" if word == "Q8_0" and shape[-1] % 32 else word
+
+
+def notes_on_gguf_weights(a: Architecture, weights: str) -> list[str]:
+    """A sentence about matrices that are written in another number format than `weights`, where there are some."""
+    shapes, word = parameter_shapes(a), WEIGHTS[weights][0]
+    kept = [_kept_in(theirs, shapes[ours[0]], word) for theirs, ours, _ in gguf_tensors(a)]
+    matrices = [kind for kind in kept if kind != "F32"]
+    if word == "F32" or not (others := sum(kind != word for kind in matrices)):
+        return []
+    few = f"{others} of {len(matrices)} matrices"
+    return [f"Written as float16, not {weights}, because the length of their rows is not a multiple of 32: {few}."]
 
 
 def _add(writer: Any, key: str, value: Any) -> None:

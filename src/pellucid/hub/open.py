@@ -14,6 +14,7 @@ from pellucid.hub.config import (
     check_weights,
     has_mxfp4,
     is_body,
+    missing_tensor,
     read_config,
     refuse_quantised,
 )
@@ -78,7 +79,9 @@ def open_folder(path: Path, *, trust: bool = False) -> Folder:
     if family is not None and is_body(config, family, tensors):
         config = config | {"architectures": [family.body]}
         architecture = read_config(path, config)
-    check_weights(path, architecture, shards.n_numbers)
+    check_weights(
+        path, architecture, shards.n_numbers, lambda: missing_tensor(tensors, config, family) if family else ""
+    )
     tensors = Unprefixed(shards, path) if is_own(config) else tensors
     return Folder(path, architecture, family, config, tensors, trust, files=files, tower=tower)
 
@@ -92,14 +95,19 @@ def _adapted(path: Path, config: Mapping[str, Any], trust: bool) -> Folder:
     base_folder = find_folder(name, None if is_local(Path(name)) or not revision else str(revision), trust=trust)
     if (base_folder / ADAPTER).exists() and not (base_folder / "config.json").exists():
         raise FolderError(f"{path} changes {name}, which is an adapter itself: merge that one first (pellucid convert)")
+    if base_folder.suffix == ".gguf":
+        raise FolderError(
+            f"{path} changes {name}, a GGUF file, whose tensors have other names than the modules of an adapter: name "
+            "the model's Hugging Face folder there (base_model_name_or_path)"
+        )
     if (base_folder / "recipe.json").exists():
         raise FolderError(f"{path} changes the run {name}: load the run of the adapters instead, {path.parent}")
     base = open_folder(base_folder, trust=trust)
-    prefix = base.family.prefix if base.family else PREFIX
+    prefix, renames = (base.family.prefix, base.family.renames) if base.family else (PREFIX, {})
     changes = read_adapter(path, config)
     if base.tower is not None:
         changes = {text_model_name(module): change for module, change in changes.items()}
-    return replace(base, shards=Changed(base.shards, changes, prefix), adapter=path)
+    return replace(base, shards=Changed(base.shards, changes, prefix, renames), adapter=path)
 
 
 def read_network(

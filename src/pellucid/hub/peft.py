@@ -6,6 +6,7 @@ diagonal: the same product, of a higher rank.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,38 +24,45 @@ from pellucid.hub.files import ADAPTER as CONFIG
 from pellucid.hub.files import ADAPTER_TENSORS as TENSORS
 from pellucid.hub.files import FolderError
 from pellucid.hub.shards import check_header
-from pellucid.hub.tables import Family
+from pellucid.hub.tables import Family, TensorRow
 from pellucid.hub.write import write_object
 
-#: the part of a module's name below the layer's number, in their files
-NAME = re.compile(r"base_model\.model\.([\w.]{1,200})\.lora_([AB])\.weight")
+#: a module's name, and which tensor of it this is: peft puts the weight that a pair changes beside that of a readout
+NAME = re.compile(r"base_model\.model\.([\w.]{1,200})\.(lora_A|lora_B|base_layer)\.weight")
 #: other entries of adapter_config.json that would change the function, with the values that do not
 PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": (None, "none"),
     "use_dora": (None, False),
-    "use_rslora": (None, False),
+    # the scale alone differs (`_change`)
+    "use_rslora": (None, False, True),
     "lora_bias": (None, False),
     "modules_to_save": (None, []),
     "layer_replication": (None, []),
     "trainable_token_indices": (None, [], {}),
-    "auto_mapping": (None, {}),
     # the tokens behind which alone the adapter changes anything
     "alora_invocation_tokens": (None,),
     # the others (pissa, olora, corda, loftq, lora_ga) take from the weights what the adapter begins with
     "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal", "mica"),
     "kasa_config": (None,),
 }
+#: families that keep their experts one by one in files, but whose experts' adapters peft leaves out without a word, as
+#: its table of such families lacks them (seen with peft 0.21 and transformers 5.23)
+EXPERTS_LEFT_OUT = ("qwen2_moe",)
 
 
 @dataclass(frozen=True)
 class Change:
-    """The change of a weight: scale * B A, transposed if the weight is stored in x out."""
+    """The change of a weight: scale * B A, transposed if the weight is stored in x out.
+
+    `base_weight` is the weight that it belongs to, where peft stored it beside the pair.
+    """
 
     A: Tensor
     B: Tensor
     scale: float
     transposed: bool = False
+    base_weight: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -66,7 +74,7 @@ class Change:
         """W + (alpha / r) B A, in the precision of the weight or float32, whichever is finer."""
         finer = torch.promote_types(weight.dtype, torch.float32)
         product = self.scale * (self.B.to(finer) @ self.A.to(finer))
-        return (weight.to(finer) + (product.T if self.transposed else product)).to(weight.dtype)
+        return weight.to(finer) + (product.T if self.transposed else product)
 
 
 # Writing ------------------------------------------------------------------------------------------
@@ -84,10 +92,9 @@ def changes_of(
         modules = [name.removesuffix(".weight") for name in ours if name.removesuffix(".weight") in pairs]
         if not modules:
             continue
-        if row.joins_experts:
+        if why := _why_not_of_experts(family, row):
             raise FamilyError(
-                f"{modules[0]} has a low-rank change, and {family.name} keeps all experts of a layer in one tensor, "
-                "which an adapter of peft cannot change: merge the adapter, or leave the experts out of it"
+                f"{modules[0]} has a low-rank change, and {why}: merge the adapter, or leave the experts out of it"
             )
         blocks = iter(torch.block_diag(*(pairs[m][1] for m in modules)).split([len(pairs[m][1]) for m in modules]))
         rank = sum(len(pairs[m][0]) for m in modules)
@@ -95,6 +102,15 @@ def changes_of(
         joined = join_tensors(each, dataclasses.replace(row, transposed=False), a)
         A = torch.cat([pairs[m][0] for m in modules])
         yield theirs.removesuffix(".weight"), Change(A, joined, scale, row.transposed)
+
+
+def _why_not_of_experts(family: Family, row: TensorRow) -> str:
+    """Why peft cannot read an adapter of this row, "" where it can."""
+    if row.joins_experts:
+        return f"{family.name} keeps all experts of a layer in one tensor, which an adapter of peft cannot change"
+    if family.name in EXPERTS_LEFT_OUT and "{e}" in row.theirs:
+        return f"peft leaves out the adapters of the experts of {family.name} when it reads them"
+    return ""
 
 
 def write_adapter(folder: Path, changes: Mapping[str, Change], rank: int, base: str, revision: str = "") -> int:
@@ -134,70 +150,114 @@ def read_adapter(folder: Path, config: Mapping[str, Any]) -> dict[str, Change]:
     """The changes in a folder of peft, by module name, checked before they are read.
 
     `config` is its adapter_config.json. Raises FolderError with one line for damaged files and for adapters that are
-    not of the form (alpha / r) B A.
+    not of the form (alpha / r) B A, or (alpha / sqrt(r)) B A with use_rslora.
     """
     for name, plain in PLAIN.items():
         if config.get(name) not in plain:
             raise FolderError(
-                f"{folder / CONFIG} has {name} = {str(config.get(name))[:60]!r}: only plain low-rank adapters are read"
+                f"{folder / CONFIG} has {name} = {repr(config.get(name))[:60]}: only plain low-rank adapters are read"
             )
+    _check_parameters(folder, config)
     sizes = check_header(folder / TENSORS)
     pairs: dict[str, dict[str, Tensor]] = {}
     with safe_open(folder / TENSORS, "pt") as file:
         for name in sizes:
             if not (said := NAME.fullmatch(name)):
-                raise FolderError(f"{folder / TENSORS} holds {name[:80]!r}: expected lora_A and lora_B of a module")
+                raise FolderError(
+                    f"{folder / TENSORS} holds {name[:80]!r}: expected lora_A and lora_B of linear modules"
+                )
             pairs.setdefault(said[1], {})[said[2]] = file.get_tensor(name)
     return {module: _change(folder, config, module, pair) for module, pair in pairs.items()}
 
 
-def _change(folder: Path, config: Mapping[str, Any], module: str, pair: dict[str, Tensor]) -> Change:
-    if pair.keys() != {"A", "B"} or any(t.ndim != 2 or not t.is_floating_point() for t in pair.values()):
+def _check_parameters(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise FolderError where parameters other than a module's weight are changed: all experts of a layer in one."""
+    names = config.get("target_parameters") or []
+    if not isinstance(names, list) or (wrong := [str(n) for n in names if not str(n).endswith(".weight")]):
+        shown = wrong[0] if isinstance(names, list) else str(names)
+        raise FolderError(
+            f"{folder / CONFIG} has target_parameters with {shown[:60]!r}: adapters of a parameter that holds all "
+            "experts of a layer are not read: merge the adapter with peft (merge_and_unload), and open the result"
+        )
+
+
+def _change(folder: Path, config: Mapping[str, Any], module: str, tensors: dict[str, Tensor]) -> Change:
+    pair = {name: tensor for name, tensor in tensors.items() if name != "base_layer"}
+    if pair.keys() != {"lora_A", "lora_B"} or any(t.ndim != 2 or not t.is_floating_point() for t in pair.values()):
         raise FolderError(f"{folder / TENSORS}: {module} needs lora_A and lora_B, two matrices")
-    rank = len(pair["A"])
-    if not rank or pair["B"].shape[1] != rank:
-        shapes = f"{list(pair['A'].shape)} and {list(pair['B'].shape)}"
+    A, B = pair["lora_A"], pair["lora_B"]
+    rank = len(A)
+    if not rank or B.shape[1] != rank:
+        shapes = f"{list(A.shape)} and {list(B.shape)}"
         raise FolderError(f"{folder / TENSORS}: {module} has shapes {shapes}: expected [r, in] and [out, r]")
-    alpha, r = (
-        _said_of(folder, config, module, name, config.get(default))
-        for name, default in (("alpha_pattern", "lora_alpha"), ("rank_pattern", "r"))
-    )
+    alpha = _number_for(folder, config, module, "alpha_pattern", "lora_alpha")
+    r = _number_for(folder, config, module, "rank_pattern", "r")
     if r != rank:
         raise FolderError(f"{folder / CONFIG} gives {module} rank {r}, but its matrices have rank {rank}")
-    return Change(pair["A"], pair["B"], alpha / rank, config.get("fan_in_fan_out") is True)
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return Change(A, B, scale, config.get("fan_in_fan_out") is True, tensors.get("base_layer"))
 
 
-def _said_of(folder: Path, config: Mapping[str, Any], module: str, name: str, default: Any) -> float:
-    """The number for a module: that of the pattern its name ends with. Patterns are names, not regular expressions."""
+def _number_for(folder: Path, config: Mapping[str, Any], module: str, name: str, default: str) -> float:
+    """The number for a module: that of the pattern its name ends with, else the entry `default`.
+
+    Patterns are names, not regular expressions.
+    """
     patterns = config.get(name) or {}
     if not isinstance(patterns, dict) or not all(re.fullmatch(r"\^?[\w.]{1,200}", str(p)) for p in patterns):
         raise FolderError(f"{folder / CONFIG}: {name} holds a regular expression: only names of modules are read")
-    ends = (n for p, n in patterns.items() if module == p.lstrip("^") or (p[0] != "^" and module.endswith(f".{p}")))
-    number = next(ends, default)
+    fitting = (p for p in patterns if module == p.lstrip("^") or (p[0] != "^" and module.endswith(f".{p}")))
+    pattern = next(fitting, None)
+    number = config.get(default) if pattern is None else patterns[pattern]
     if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number <= 1 << 20:
-        raise FolderError(f"{folder / CONFIG}: {name} gives {str(number)[:40]!r} for {module}: expected a number")
+        entry = default if pattern is None else f"{name} of {pattern[:80]}"
+        raise FolderError(
+            f"{folder / CONFIG} has {entry} = {repr(number)[:40]}: expected a number above 0, up to {1 << 20:,}"
+        )
     return number
 
 
 class Changed(Mapping[str, Tensor]):
     """Tensors of a model's files, with changes added to some of them when they are looked up.
 
-    `prefix` is what the files may omit from their names. Raises FolderError for a change of an unknown module.
+    Changed tensors have the precision of `Change.added_to`. `prefix` is what the names of the files or of the adapter
+    may omit, and `renames` are the parts of names that one of them may still have (`Family.renames`). Raises
+    FolderError for a change of an unknown module, or of other weights than those of the files.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], changes: Mapping[str, Change], prefix: str):
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        changes: Mapping[str, Change],
+        prefix: str,
+        renames: Mapping[str, str] | None = None,
+    ):
         self.tensors, self.changes = tensors, {}
+
+        def present(name: str) -> str:
+            for old, new in (renames or {}).items():
+                name = name.replace(old, new)
+            return name.removeprefix(prefix)
+
+        names = {present(name): name for name in tensors}
         for module, change in changes.items():
-            names = [f"{module}.weight", f"{module}.weight".removeprefix(prefix)]
-            name = next((name for name in names if name in tensors), None)
+            name = names.get(present(f"{module}.weight"))
             if name is None:
                 raise FolderError(
-                    f"the adapter changes {module}, which the model does not have: does the adapter belong to "
-                    "another model?"
+                    f"the adapter changes {module}, and the files of the model hold no weight of that name: does the "
+                    "adapter belong to another model? A readout that is tied to the embedding cannot be changed alone"
                 )
             if (shape := tuple(tensors[name].shape)) != change.shape:
                 raise FolderError(f"the adapter of {module} is for a weight of shape {change.shape}, this is {shape}")
-            self.changes[name] = change
+            stored = change.base_weight
+            if stored is not None and not torch.equal(stored, tensors[name].to(stored.dtype)):
+                raise FolderError(
+                    f"the adapter holds a weight of {module} (base_layer) that differs from the model's: was it "
+                    "trained on another model, or on one whose vocabulary was resized? Merge it with peft "
+                    "(merge_and_unload), and open the result"
+                )
+            # the copy was compared, and need not stay in memory
+            self.changes[name] = dataclasses.replace(change, base_weight=None)
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self.tensors[name]

@@ -59,9 +59,14 @@ def opens_in(a: Architecture, tokenizer: Tokenizer | None = None) -> str:
         names.append("llama.cpp (GGUF)")
         hint = ""
     except FamilyError:
-        generates = a.attention.mask == "causal" and a.encoder is None
-        hint = "; for llama.cpp train with --for gguf" if generates else ""
+        hint = how_to_train_for_gguf(a)
     return f"opens in: {', '.join([*names, 'pellucid'])}{hint}"
+
+
+def how_to_train_for_gguf(a: Architecture) -> str:
+    """What to add to a sentence on a model that llama.cpp cannot open; "" if it generates no text, as all do there."""
+    generates = a.attention.mask == "causal" and a.encoder is None
+    return "; for llama.cpp train with --for gguf" if generates else ""
 
 
 def run_opens_in(run: Path, a: Architecture) -> str:

@@ -1,8 +1,9 @@
 """Write folders that other projects open: weights in safetensors, one tensor at a time, and all other files."""
 
+import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,16 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.hub.families import FAMILIES, FamilyError, config_of, in_the_way
-from pellucid.hub.files import IDS, read_object
+from pellucid.hub.families import (
+    FAMILIES,
+    FamilyError,
+    because_of,
+    config_of,
+    each_in_the_way,
+    in_the_way,
+    n_in_the_way,
+)
+from pellucid.hub.files import GENERATION, read_object
 from pellucid.hub.folder import Folder
 from pellucid.hub.own_code import code_config
 from pellucid.hub.shards import FORMATS
@@ -30,8 +39,8 @@ DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", to
 SHARD = 5 * 10**9
 #: if the context is no longer than this, a family's generate needs a limit: pipelines generate 256 tokens
 SHORT = 1024
-#: the file with the defaults of generate in transformers
-GENERATION = "generation_config.json"
+#: how many families a refusal names where none can represent an architecture
+NEAREST = 3
 #: the entries of config.json that name tokens with a use of their own
 TOKEN_IDS = tuple(f"{role}_token_id" for role in ("bos", "eos", "pad", "decoder_start", "forced_bos", "forced_eos"))
 
@@ -46,11 +55,14 @@ def choose_family(a: Architecture, name: str | None = None) -> Family:
     if name is not None and name not in FAMILIES:
         raise FamilyError(f"there is no family {name!r}: choose one of {', '.join(FAMILIES)}")
     asked = list(FAMILIES.values()) if name is None else [FAMILIES[name]]
-    ways = [f"{family.name} cannot represent {in_the_way(a, family)}" for family in asked if in_the_way(a, family)]
-    if len(ways) < len(asked):
-        return next(family for family in asked if not in_the_way(a, family))
+    if able := next((family for family in asked if not in_the_way(a, family)), None):
+        return able
+    nearest = sorted(asked, key=lambda family: n_in_the_way(a, family))[:NEAREST]
+    ways = because_of([(family.name, each_in_the_way(a, family)) for family in nearest])
+    others = "" if len(nearest) == len(asked) else f", and {len(asked) - len(nearest)} other families are no nearer"
+    option = "--family" if name else "--for transformers"
     raise FamilyError(
-        f"this architecture cannot be written as a model of another project: {'; '.join(ways)}. Without --family, "
+        f"this architecture cannot be written as a model of another project: {ways}{others}. Without {option}, "
         "pellucid convert writes it with code that transformers opens"
     )
 
@@ -179,7 +191,8 @@ def write_config(
     else:
         ids = {f"{role}_id": tokenizer.special[name] for role, name in roles_of(tokenizer).items()}
         config |= {"bos_token_id": ids["bos_token_id"]}
-        ends = {name: ids[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        ends: dict[str, Any] = {name: ids[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        ends |= {"eos_token_id": tokenizer.ends} if tokenizer.model_ends else {}
         if a.encoder is not None:
             # their classes shift targets by one, and put this token first
             config |= {"decoder_start_token_id": tokenizer.start, "pad_token_id": ids["pad_token_id"]}
@@ -195,15 +208,11 @@ def token_ids_of(source: Folder | None) -> dict[str, Any]:
     """The entries of TOKEN_IDS that the files of a model without a tokenizer hold."""
     if source is None:
         return {}
-    if not source.config and (ends := source.end_ids):  # our layout, which keeps these alone
-        return {"eos_token_id": ends if len(ends) > 1 else ends[0]}
+    if not source.config:  # our layout, which keeps these two alone
+        ends, start = source.end_ids, source.start_id
+        ids = {"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {}
+        return ids | ({} if start is None else {"decoder_start_token_id": start})
     return {name: source.config[name] for name in TOKEN_IDS if source.config.get(name) is not None}
-
-
-def write_end_ids(folder: Path, ends: Sequence[int]) -> None:
-    """Write the ids that end a text into a folder of our layout, whose model has no tokenizer, if they are known."""
-    if ends:
-        write_object(folder / IDS, {"ends": list(ends)})
 
 
 def check_padding(family: Family, tokenizer: Tokenizer) -> None:
@@ -227,7 +236,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, n_ctx: int, a: Architect
     The architecture decides two things: batches of prompts are padded on the left if the model continues them, and an
     encoder reads the separator after a source.
     """
-    path = tokenizer.save(folder)
+    path = tokenizer.save_alone(folder)
     if a is not None and a.encoder is not None and not isinstance(tokenizer, ExternalTokenizer):
         content = json.loads(path.read_text(encoding="utf-8"))
         if not content.get("post_processor"):  # the file of another project's tokenizer stays as it is
@@ -279,6 +288,8 @@ def roles_of(tokenizer: Tokenizer) -> dict[str, str]:
     return roles
 
 
-def dtype_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """The precision of the first tensor, as config.json names it."""
-    return str(next(iter(tensors))[1].dtype).removeprefix("torch.")
+def dtype_of(tensors: Iterable[tuple[str, Tensor]], *, finest: bool = False) -> str:
+    """The precision of the first tensor, or the finest of all, as config.json names it."""
+    dtypes = (tensor.dtype for _, tensor in tensors)
+    dtype = functools.reduce(torch.promote_types, dtypes) if finest else next(dtypes)
+    return str(dtype).removeprefix("torch.")

@@ -102,7 +102,7 @@ def trace(
     texts   a text, a list of texts, ids, rows of ids, or what `generate` returned
     keep    names (`*` stands for anything) of the tensors to hold in memory besides the block inputs
     edits   changes (`pellucid.edits`), made in order
-    grad    whether the tensors that are kept stay in the autograd graph
+    grad    whether the tensors that are kept stay in the autograd graph; others are read from `detached()`
     bos, source, segments, prefix   see `pellucid.lens.core.inputs.read_inputs`; `tokens` shows everything that is fed
 
     Keeping tensors changes no bit of the logits. Raises KeyError with the reason for names that the architecture

@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 from pellucid.edits import add, to_json
 from pellucid.lens.analysis import metrics
 from pellucid.lens.analysis.metrics import Metric, PreparedMetric
-from pellucid.lens.analysis.patching import PatchingPair
+from pellucid.lens.analysis.patching import PatchingPair, name_of_metric
 from pellucid.lens.core.inputs import InputError, InputOptions
 from pellucid.look.answers import json_number, numbers
 from pellucid.look.page_edits import edits_code, options_code, resolve_edits
@@ -169,7 +169,8 @@ def patch_lines(model: Model, body: PatchBody) -> Iterator[dict[str, Any]]:
     exact  the exact metrics of some places of one layer: cells of [pos, head, value]
     end    how far the estimates were right
 
-    KL from the run of A is smallest at this run: its slope there is 0, and so would be every estimate. It has none.
+    A loss is of A's tokens in all runs. KL from the run of A is smallest at this run: its slope there is 0, and so
+    would be every estimate. It has none.
     """
     body = body.model_copy(update={"metric": body.metric.named(model)})
     estimated = body.metric.kind != "kl"
@@ -189,7 +190,7 @@ def patch_lines(model: Model, body: PatchBody) -> Iterator[dict[str, Any]]:
     yield {
         "kind": "start",
         "site": body.site,
-        "metric": pair.metric.metric.name,
+        "metric": name_of_metric(pair.metric.metric, "prompt A"),
         "own": json_number(own),
         "other": json_number(other),
         "layers": pair.layers,

@@ -115,10 +115,14 @@ class MixtureOfExperts(nn.Module):
         self.choices = choices
         inner = ("gate", "pre", "post", "result") if a.mlp.form == "gated" else ("pre", "post", "result")
         self.inner_names = tuple(f"expert_{e}.{name}" for e in range(a.mlp.experts) for name in inner)
+        #: where gradients are taken: the weight of an expert that a position does not use has a slope only where that
+        #: expert computes the position
+        self.names_with_gradients = ("expert_weights", *self.inner_names)
 
     def forward(self, x: Stream, tap: Tap = OFF) -> Stream:
         g = tap("expert_weights", self.weigh(tap("router", self.router(x))))
-        y = tap.choose(self.inner_names, lambda: self.of_chosen(x, g), lambda tap: self.of_all(x, g, tap))
+        names = self.names_with_gradients if torch.is_grad_enabled() else self.inner_names
+        y = tap.choose(names, lambda: self.of_chosen(x, g), lambda tap: self.of_all(x, g, tap))
         return y if self.shared is None else y + self.shared(x, tap.at("shared"))
 
     def weigh(self, r: ExpertWeights) -> ExpertWeights:

@@ -1,7 +1,7 @@
 """Baselines of the held-out text: n-grams with no context up to four tokens of context."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -42,24 +42,35 @@ def score_baselines(
     *,
     longest: int = 5,
     separator: int | None = None,
-    first: int = 1,
     poll: Callable[[], object] = lambda: None,
 ) -> list[Baseline]:
     """Uniform, and n-grams of 1, 2, 3 and 5 tokens (interpolated modified Kneser-Ney) counted on `train`.
 
-    train, held_out  ids, int64 [n]; every token of the second from `first` on is scored, given those before it
+    train, held_out  ids, int64 [n]; every token of the second after its first is scored, given those before it
     part             the part that `held_out` is from; its tokens per byte turn nats per token into bits per byte
     longest          larger orders are left out, and so are orders that `train` is too short for
     separator        if given, contexts do not reach across it
     poll             is called while they are counted and scored; it may raise
     """
-    found = [baseline("uniform", math.log(n_vocab), part)]
+    scores = [baseline("uniform", math.log(n_vocab), part)]
+    for name, ngram in count_ngrams(train, n_vocab, longest=longest, separator=separator, poll=poll):
+        scores.append(baseline(name, -float(ngram.log_probs(held_out, poll).mean()), part))
+    return scores
+
+
+def count_ngrams(
+    train: np.ndarray,
+    n_vocab: int,
+    *,
+    longest: int = 5,
+    separator: int | None = None,
+    poll: Callable[[], object] = lambda: None,
+) -> Iterator[tuple[str, NGram]]:
+    """The n-grams of `score_baselines` by name, each counted when it is asked for."""
     for order, name in ORDERS.items():
         if order <= min(longest, len(train)):
             poll()
-            predictor = NGram.train(train, n_vocab, order, separator=separator, poll=poll)
-            found.append(baseline(name, -float(predictor.log_probs(held_out, poll)[first - 1 :].mean()), part))
-    return found
+            yield name, NGram.train(train, n_vocab, order, separator=separator, poll=poll)
 
 
 def spread(part: Part, limit: int) -> np.ndarray:

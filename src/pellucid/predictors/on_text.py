@@ -1,22 +1,25 @@
-"""Scores a text or a file, and compares it with n-grams of a run's training text."""
+"""Scores a text, a file or a folder, and compares it with n-grams of a run's training text."""
 
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
-from pellucid.generate.scoring import Score
-from pellucid.predictors.ngram_baselines import COUNTED, as_part, score_baselines, spread
+from pellucid.generate.scoring import CorpusScore, Likelihood, Score, ScoringError
+from pellucid.predictors.ngram import NGram
+from pellucid.predictors.ngram_baselines import COUNTED, Baseline, as_part, baseline, count_ngrams, spread
 from pellucid.predictors.recipe import read_predictor_recipe
 from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import cache_folder, read_json
 from pellucid.text.chat_template import CHATML, ChatTemplate, read_chat_template
-from pellucid.text.one_text import OneText, read_one_text
-from pellucid.text.read.chunks import DocumentError
+from pellucid.text.one_text import document_name, one_text
+from pellucid.text.read.chunks import DocumentError, counted
 from pellucid.text.read.conversations import split_conversations
+from pellucid.text.read.documents import Corpus, read_corpus
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.read.pairs import split_pairs
 from pellucid.text.split import split_corpus
@@ -27,42 +30,129 @@ from pellucid.text.tokens.prepare import prepare_tokens
 from pellucid.text.tokens.store import Tokens, describe_difference
 from pellucid.training.load import read_recipe
 from pellucid.training.recipe import Recipe
-from pellucid.training.text_parts import read_recipe_conversations, read_recipe_pairs, read_recipe_text
+from pellucid.training.text_parts import (
+    lines_on_skipped,
+    read_recipe_conversations,
+    read_recipe_pairs,
+    read_recipe_text,
+)
 
 #: progress(stage, done, total)
 Progress = Callable[[str, int, int], None]
 
 
-def score_given(score: Callable[[str], Score], text: str | os.PathLike, reading: ReadOptions | None) -> Score:
-    """The score of a text, or of the text in a file where a path is given."""
-    if isinstance(text, str):
-        if reading is not None:
-            raise DocumentError("`reading` says how a file is read, and a text was given: give a pathlib.Path")
-        return score(text)
-    one = read_one_text(text, reading)
-    return of_file(score(one.text), one)
+class ScoreTextOptions(TypedDict, total=False):
+    """How any predictor scores a text; `Predictor.score` describes them and holds the defaults."""
+
+    prefix: str
+    reading: ReadOptions | None
+    baselines: bool
+    progress: Progress | None
 
 
-def of_file(score: Score, one: OneText) -> Score:
-    """The score of a file's text, with the number of the file's bytes."""
-    replaced = len(one.text.encode()) - one.n_bytes
-    return replace(score, counted=one.counted, n_replaced_bytes=replaced, notes=one.notes)
+class RunNGrams:
+    """N-grams that are counted on a run's training text, and the nats that they need for what is added."""
+
+    def __init__(self, ngrams: Mapping[str, NGram], n_vocab: int):
+        self.ngrams, self.n_vocab = ngrams, n_vocab
+        self.nats = dict.fromkeys(ngrams, 0.0)
+
+    def add(self, score: Score) -> None:
+        """Score the same tokens after the same context."""
+        ids = np.array([*score.context, *score.ids])
+        for name, ngram in self.ngrams.items():
+            self.nats[name] -= float(ngram.log_probs(ids)[len(score.context) - 1 :].sum())
+
+    def baselines(self, scored: Likelihood) -> tuple[Baseline, ...]:
+        """The baselines of all that was added, whose tokens and bytes are those of `scored`."""
+        nats = {"uniform": math.log(self.n_vocab)}
+        nats |= {name: total / scored.n_tokens for name, total in self.nats.items()}
+        return tuple(baseline(name, per_token, _Scored(scored)) for name, per_token in nats.items())
 
 
-def with_baselines(
-    score: Score,
-    run: str | os.PathLike | None,
-    tokenizer: Tokenizer,
+def score_given(
+    score: Callable[[str], Score],
+    text: str | os.PathLike,
+    reading: ReadOptions | None,
     progress: Progress | None = None,
-    *,
-    trust: bool = False,
-) -> Score:
-    """The score, with those of n-grams that are counted on a run's training text in the same way as its baselines.
+    count: Callable[[], RunNGrams] | None = None,
+) -> Score | CorpusScore:
+    """The score of a text, or of what is in a file or folder where a path is given.
 
-    The run's text is read again; `trust` accepts patterns of its tokenizer that are not known to be safe. Raises
-    RecipeError where the folder is no run, where the text has changed, and where the run has another tokenizer;
-    DocumentError where the text is missing.
+    count   if given, counts the n-grams to compare with
     """
+    if isinstance(text, str) and reading is not None:
+        raise DocumentError("`reading` says how a file is read, and a text was given: give a pathlib.Path")
+    corpus = None if isinstance(text, str) else read_corpus(text, progress, reading)
+    ngrams = count() if count else None
+    if progress:
+        progress("scoring", 0, 0)
+    if corpus is None:
+        return _with_baselines(score(str(text)), ngrams)
+    if len(corpus.documents) > 1:
+        return score_corpus(score, corpus, progress, ngrams)
+    one = one_text(corpus)
+    notes = (*one.notes, *lines_on_skipped(corpus.skipped, where=""))
+    scored = replace(score(one.text), counted=one.counted, notes=notes, document=corpus.documents[0])
+    return _with_baselines(replace(scored, n_replaced_bytes=len(one.text.encode()) - one.n_bytes), ngrams)
+
+
+def _with_baselines(score: Score, ngrams: RunNGrams | None) -> Score:
+    if ngrams is None:
+        return score
+    ngrams.add(score)
+    return replace(score, baselines=ngrams.baselines(score))
+
+
+def score_corpus(
+    score: Callable[[str], Score],
+    corpus: Corpus,
+    progress: Progress | None = None,
+    ngrams: RunNGrams | None = None,
+) -> CorpusScore:
+    """The score of every document by itself. Memory holds one document and a few numbers for each.
+
+    Raises ScoringError, naming the document, where one cannot be scored.
+    """
+    documents, n = corpus.documents, len(corpus.documents)
+    log_probs, counts = np.empty(n), np.empty((3, n), dtype=np.int64)
+    reasons, reason = 0, ""
+    for k, chunks in corpus.stream():
+        if progress:
+            progress("scoring", k, n)
+        text = "".join(chunk.text for chunk in chunks)
+        try:
+            one = score(text)
+        except ScoringError as error:
+            raise ScoringError(f"{document_name(documents[k])}: {error}") from None
+        one = replace(one, n_replaced_bytes=len(text.encode()) - documents.n_bytes[k])
+        log_probs[k], counts[:, k] = one.log_prob, (one.n_tokens, one.n_bytes, one.n_words)
+        if one.why_not_comparable:
+            reasons += 1
+            reason = reason or f"{document_name(documents[k])}: {one.why_not_comparable}"
+        if ngrams:
+            ngrams.add(one)
+    files = len(corpus.sources)
+    scored = CorpusScore(
+        documents,
+        log_probs,
+        *counts,
+        counted=f"the bytes in UTF-8 of {counted(n, 'document')} in {counted(files, 'file')}",
+        why_not_comparable=reason and f"{reasons:,} of {n:,} documents, the first is {reason}",
+        notes=(*corpus.notes, *lines_on_skipped(corpus.skipped, where="")),
+    )
+    return replace(scored, baselines=ngrams.baselines(scored)) if ngrams else scored
+
+
+def count_on_run(provenance: Mapping[str, Any], tokenizer: Tokenizer, progress: Progress | None = None) -> RunNGrams:
+    """N-grams that are counted, in the same way as its baselines, on the training text of the run of a model.
+
+    provenance   the model's; its `trust` accepts patterns of the run's tokenizer that are not known to be safe
+
+    The run's text is read again. Raises RecipeError where the folder is no run, where the text has changed, and where
+    the run has another tokenizer; DocumentError where the text is missing.
+    """
+    run, trust = provenance.get("folder"), bool(provenance.get("trust"))
     if run is None or not (Path(run) / "recipe.json").exists():
         named = "this model does not come from a run" if run is None else f"{run} is no run"
         raise RecipeError(f"{named}, so there is no training text to count n-grams on: give the folder of a run")
@@ -75,7 +165,6 @@ def with_baselines(
     except DocumentError as error:
         raise DocumentError(f"n-grams are counted on the text of {run}, which cannot be read: {error}") from None
     inside = isinstance(tokens, PairTokens) or recipe.text.inside_documents == "yes"
-    ids, first = np.array([*score.context, *score.ids]), len(score.context)
 
     def poll() -> None:
         if progress:
@@ -84,22 +173,15 @@ def with_baselines(
     train = as_part(tokens, "train")
     if ranges := read_json(run / "data.json").get("set_aside"):
         train = train.without([(start, stop) for start, stop in ranges])
-    found = score_baselines(
-        spread(train, COUNTED),
-        ids,
-        _Scored(score),
-        tokens.n_vocab,
-        separator=tokens.separator if inside else None,
-        first=first,
-        poll=poll,
-    )
-    return replace(score, baselines=tuple(found))
+    separator = tokens.separator if inside else None
+    ngrams = count_ngrams(spread(train, COUNTED), tokens.n_vocab, separator=separator, poll=poll)
+    return RunNGrams(dict(ngrams), tokens.n_vocab)
 
 
 class _Scored:
-    """The scored text with the interface of a part of a run: its tokens and its bytes."""
+    """What was scored with the interface of a part of a run: its tokens and its bytes."""
 
-    def __init__(self, score: Score):
+    def __init__(self, score: Likelihood):
         self.n_tokens, self.n_bytes = score.n_tokens, score.n_bytes
 
     def __len__(self) -> int:

@@ -4,7 +4,8 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack, cast
+from functools import partial
+from typing import Any, Unpack, cast, overload
 
 import numpy as np
 import torch
@@ -14,9 +15,9 @@ from pellucid.generate.decode import Decoding
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import SequenceState
 from pellucid.generate.sampling import Sampling
-from pellucid.generate.scoring import Score, ScoringError, token_pieces, why_not_comparable
+from pellucid.generate.scoring import CorpusScore, Score, ScoringError, token_pieces, why_not_comparable
 from pellucid.generate.text import DrawOptions, Generated, TextPiece, Writer, pieces
-from pellucid.predictors.on_text import Progress, score_given, with_baselines
+from pellucid.predictors.on_text import Progress, ScoreTextOptions, count_on_run, score_given
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 
@@ -109,6 +110,10 @@ class Predictor:
         writers = [Writer(r, texts[r.prompt], encoded[r.prompt], self.tokenizer, stops) for r in decoding.rows]
         return pieces(decoding, writers)
 
+    @overload
+    def score(self, text: str, **options: Unpack[ScoreTextOptions]) -> Score: ...
+    @overload
+    def score(self, text: os.PathLike, **options: Unpack[ScoreTextOptions]) -> Score | CorpusScore: ...
     def score(
         self,
         text: str | os.PathLike,
@@ -117,10 +122,11 @@ class Predictor:
         reading: ReadOptions | None = None,
         baselines: bool = False,
         progress: Progress | None = None,
-    ) -> Score:
+    ) -> Score | CorpusScore:
         """How probable a text is, by itself or as the continuation of `prefix`; `Tokenizer.opening` is read first.
 
-        text       a string; or the pathlib.Path of a file, which is read as training reads it
+        text       a string; or the pathlib.Path of a file or folder, which is read as training reads it: of several
+                   documents, each is scored by itself, and the result is a CorpusScore
         reading    how such a file is read: its field, its format, its encoding
         baselines  also score n-grams that are counted on the training text of the run that this predictor is from
         progress   progress(stage, done, total) is called during long steps
@@ -128,11 +134,8 @@ class Predictor:
         Raises ScoringError where there is no token to score, or where a maximum-likelihood predictor meets a context
         that was not in its training text.
         """
-        score = score_given(lambda text: self._score(text, prefix), text, reading)
-        if not baselines:
-            return score
-        run, trust = self.provenance.get("folder"), bool(self.provenance.get("trust"))
-        return with_baselines(score, run, self.tokenizer, progress, trust=trust)
+        count = partial(count_on_run, self.provenance, self.tokenizer, progress) if baselines else None
+        return score_given(lambda text: self._score(text, prefix), text, reading, progress, count)
 
     def _score(self, text: str, prefix: str) -> Score:
         """The score of a text after a prefix.

@@ -58,6 +58,7 @@ class PredictorRecipe(TextRecipe):
             train=parse_options(TrainOptions, values["train"], "train"),
             segments=tuple((a, b) for a, b in values["segments"]),
             replans=tuple((a, b) for a, b in values.get("replans", ())),
+            chosen_intervals=tuple(values.get("chosen_intervals", ())),
         )
 
     @property

@@ -14,7 +14,7 @@ from pellucid.predictors.recipe import (
 from pellucid.predictors.trainable import NGramRun, PredictorTrainable
 from pellucid.runs.live_reporter import make_reporter
 from pellucid.runs.options import RecipeError
-from pellucid.runs.pipeline import NO_FOLDER, OF_MACHINE, Run, computed_here, resume_run, start_run
+from pellucid.runs.pipeline import NO_FOLDER, RESUMABLE, Run, resume_run, resumed_with, start_run
 from pellucid.runs.reporter import QuietReporter
 from pellucid.training.recipe import check_tokenizer
 
@@ -37,8 +37,8 @@ def train_predictor(
     kind     ngram, neural-probabilistic or recurrent
     fields   single fields, as text or typed: those of NGramOptions, NeuralProbabilisticOptions or RecurrentOptions
              (`order`, `smoothing`, `d_hidden` ...), `mixture`, and those of text.* and train.* as for `pellucid.train`
-    resume   continue the run in `out` exactly; a length makes it longer, and of the fields the device and train.compile
-             may change. An n-gram is counted once and not resumed
+    resume   continue the run in `out` exactly; a length makes it longer, and of the fields the device, train.compile,
+             the intervals and train.keep_last may change. An n-gram is counted once and not resumed
     minutes, steps, tokens, epochs   the length, at most one; 10 minutes unless given; not for ngram
     trust    accept a tokenizer whose patterns are not known to be safe; such a run is loaded with trust too
 
@@ -53,9 +53,9 @@ def train_predictor(
         if out is None:
             raise RecipeError(NO_FOLDER)
         words = {name.removeprefix("train."): value for name, value in (fields or {}).items()}
-        written = recipe_to_resume(Path(out), kind, words.keys() - set(OF_MACHINE))
+        written = recipe_to_resume(Path(out), kind, words.keys() - set(RESUMABLE))
         recipe = replace(written, inputs=tuple(map(str, inputs)) or written.inputs)
-        recipe = computed_here(recipe, words, reporter)
+        recipe = resumed_with(recipe, words, reporter)
         return resume_run(PredictorTrainable(recipe, trust), Path(out), length, reporter, written)
     if not inputs:
         raise RecipeError("no text was named: give at least one file or folder")

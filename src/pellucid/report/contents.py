@@ -133,7 +133,26 @@ class Contents:
         begun = () if r.base is None else ("--from", r.base.path)
         begun += ("--revision", r.base.revision) if r.base and r.base.revision else ()
         chosen = ("--recipe", str(self.run / "recipe.json"), "--steps", str(r.n_steps), "--out", f"{self.run}-again")
-        return shlex.join(["pellucid", "train", *r.inputs, *begun, *chosen])
+        return shlex.join(["pellucid", "train", *r.inputs, *begun, *chosen, *self._layout])
+
+    @property
+    def n_processes(self) -> int:
+        """How many processes trained the run."""
+        return max(1, math.prod(self.recipe.parallel.sizes.values()))
+
+    @property
+    def _layout(self) -> list[str]:
+        """The options that start as many processes and divide the work among them in the same way.
+
+        A recipe file of a run does not say it, as a new run may have other processes.
+        """
+        if self.n_processes == 1:
+            return []
+        p = self.recipe.parallel
+        asked = {name: str(size) for name, size in p.sizes.items() if name != "replicate" and size > 1}
+        asked |= {} if p.gather == "float32" else {"gather": p.gather}
+        fields = [word for name, value in asked.items() for word in ("--set", f"parallel.{name}={value}")]
+        return ["--processes", str(self.n_processes), *fields]
 
 
 def _json(path: Path) -> dict[str, Any]:

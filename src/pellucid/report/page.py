@@ -1,9 +1,8 @@
 """The report of a run: one HTML file that loads nothing, runs no script, and opens from disk."""
 
 import html
-import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -17,6 +16,7 @@ from pellucid.plan.format import duration, scaled
 from pellucid.report.charts import Line, ReferenceLine, chart
 from pellucid.report.contents import Contents
 from pellucid.report.drawing import draw_architecture, equations
+from pellucid.runs.metrics import last_evaluation, part_measured
 from pellucid.text.read.chunks import counted
 from pellucid.text.sanitize import sanitize
 
@@ -71,12 +71,14 @@ def _head(run: Contents) -> str:
     return f"<header><h1>{e(run.run.name)}</h1>{what}{result}{_facts(facts)}{opens}</header>"
 
 
-def _result(run: Contents, last: dict[str, Any]) -> str:
+def _result(run: Contents, last: Mapping[str, Any]) -> str:
     """The last held-out loss, and the lowest one if an earlier step had it."""
     if not last:
         return ""
+    part = _part_measured(run, last)
+    text = f"the first {part:,} held-out tokens" if part else "held-out text"
     big = (
-        f'<p class="big"><b>{last["bits_per_byte"]:.3f}</b> bits per byte of held-out text'
+        f'<p class="big"><b>{last["bits_per_byte"]:.3f}</b> bits per byte of {text}'
         f" <span>{last['held_out_loss']:.4f} nats per token, after step {last['step']:,}</span></p>"
     )
     parts = dict(run.series("held_out_part"))
@@ -115,8 +117,21 @@ def _steps(run: Contents) -> str:
     return f"{done:,}" if done == run.recipe.n_steps else f"{done:,} of {run.recipe.n_steps:,}"
 
 
-def _last(run: Contents) -> dict[str, Any]:
-    return next((row for row in reversed(run.rows) if "held_out_loss" in row and row.get("bits_per_byte")), {})
+def _last(run: Contents) -> Mapping[str, Any]:
+    return last_evaluation(run.rows)
+
+
+def _part_measured(run: Contents, last: Mapping[str, Any]) -> int:
+    """How many held-out tokens the last evaluation read, 0 where it read all of them."""
+    n_held_out = run.baselines.n_held_out if run.baselines else _n_held_out(run) or 0
+    return part_measured(last, run.recipe.train.evaluate_tokens, n_held_out)
+
+
+def _n_held_out(run: Contents) -> int | None:
+    """The held-out tokens that data.json counts, of pairs those of the targets; None where it does not."""
+    part = run.data.get("parts", {}).get("held_out", {})
+    n = part.get("tokens", part.get("target_tokens"))
+    return n if isinstance(n, int) else None
 
 
 def _warnings(run: Contents) -> str:
@@ -139,29 +154,30 @@ def _losses(run: Contents) -> str:
 
 def _measured(run: Contents) -> tuple[str, str, str]:
     """The names of the two held-out measurements, and a sentence about them."""
-    part = run.data.get("parts", {}).get("held_out", {})
-    read, known = run.recipe.train.evaluate_tokens, part.get("tokens", part.get("target_tokens"))
-    total = f"{known:,}" if isinstance(known, int) else ""
-    of = f" of the {total}" if total else ""
-    note = (
-        f"During training the loss is measured on the first {read:,}{of} held-out tokens; at the end, on all of them."
-    )
-    return f"held-out, its first {read:,} tokens", f"all of it, {total} tokens" if total else "all of it", note
+    read, known, part = run.recipe.train.evaluate_tokens, _n_held_out(run), _part_measured(run, _last(run))
+    of = f" of the {known:,}" if known else ""
+    everything = f"all of it, {known:,} tokens" if known else "all of it"
+    everything, end = (f"its first {part:,} tokens", f"the first {part:,}") if part else (everything, "all of them")
+    note = f"During training the loss is measured on the first {read:,}{of} held-out tokens; at the end, on {end}."
+    return f"held-out, its first {read:,} tokens", everything, note
 
 
 def _baselines(run: Contents) -> str:
     results, last = run.baselines, _last(run)
     if results is None:
         return ""
+    part = _part_measured(run, last)
+    name = f"this model, first {part:,} tokens" if part else "this model"
     rows = [(p.name, p.bits_per_byte, "") for p in results.predictors]
-    rows += [("this model", last["bits_per_byte"], " mine")] if last else []
+    rows += [(name, last["bits_per_byte"], " mine")] if last else []
     most = max(bits for _, bits, _ in rows)
     bars = _bars([(name, f"{bits:.3f}", bits / most, kind) for name, bits, kind in rows])
-    said = verdict(results, last["bits_per_byte"]) if last else results.reach
+    said = verdict(results, last["bits_per_byte"], part) if last else results.reach
     again = results.repeats
     windows = f"{again.windows:,} held-out windows of {again.length} tokens"
     also = f"Of {windows} {again.share:.1%} also stand" if again.share else f"None of {windows} stands"
-    note = f"Bits per byte of the same held-out text; less is better. {_sentence(said)} {also} in the training text."
+    text = "held-out text" if part else "the same held-out text"
+    note = f"Bits per byte of {text}; less is better. {_sentence(said)} {also} in the training text."
     return _section("Beside counting", f"{note} {_sentence(results.note) if results.note else ''}", bars)
 
 
@@ -233,7 +249,7 @@ def _share(run: Contents, speed: float) -> list[str]:
     )
     if not isinstance(one, int | float) or not one > 0:
         return [each]
-    processes = max(1, math.prod(run.recipe.parallel.sizes.values()))
+    processes = run.n_processes
     peak = one * processes
     share, word = f.training * speed / peak, run.machine.get("precision", "this precision")
     formula = f"{scaled(f.training, 'FLOP')} × {speed:,.0f} tokens/s / {scaled(float(peak), 'FLOP/s')} = {share:.1%}"
@@ -338,8 +354,15 @@ def _again(run: Contents) -> str:
     note = "The same text, choices and seed; on the same machine the same run, bit for bit."
     if len(run.recipe.segments) > 1:
         note = "This run was made longer after it had begun; the command trains its last length in one go."
-    elif run.recipe.base is not None:
-        note = f"{note[:-1]}, as long as {run.recipe.base.path} holds the weights that this one started from."
+    elif run.recipe.replans:
+        note = (
+            "The same text, choices and seed, and as many steps in one go. Their rates follow the number of steps and "
+            "not the clock, as those of this run of minutes did, so the weights will differ."
+        )
+    if run.recipe.base is not None:
+        note += (
+            f" Its start is the same as long as {run.recipe.base.path} holds the weights that this one started from."
+        )
     if not run.command:
         note = "Its text came through a pipe and is kept nowhere: save it as a file, and name that in its place."
     t = run.recipe.train

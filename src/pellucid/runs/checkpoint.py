@@ -36,8 +36,11 @@ from pellucid.text.regular import read_regular
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-#: what the system says where nothing more can be written
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: why a file cannot be written, and what helps, by the error that the system gives
+NO_ROOM = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("the disk{whose} is full", "Free that much")),
+    errno.EFBIG: ("a file{whose} is larger than the system allows (ulimit -f)", "Raise that limit"),
+}
 
 
 class CheckpointError(ValueError):
@@ -165,7 +168,8 @@ def size_and_digest(content: bytes | StreamedTensors) -> dict[str, Any]:
 
 
 def first_result(processes: Processes, do: Callable[[], Any], step: int, need: int, where: Path) -> Any:
-    """What `do` gives in the first of the processes; raises CheckpointError in all of them where one has no disk left.
+    """What `do` gives in the first of the processes; raises CheckpointError in all of them where one has no room for
+    its files (NO_ROOM).
 
     Other errors are raised as they are in the process that has them, and as CheckpointError in the others.
     """
@@ -174,15 +178,18 @@ def first_result(processes: Processes, do: Callable[[], Any], step: int, need: i
         result = do()
     except Exception as raised:
         error = raised
-    failure = error and (str(error), isinstance(error, OSError) and error.errno in FULL_DISK)
+    failure = error and (str(error), error.errno if isinstance(error, OSError) else None)
     outcomes = processes.gathered((result, failure))
     failures = [(number, *failure) for number, (_, failure) in enumerate(outcomes) if failure]
-    for number, _, is_full in failures:
-        if is_full:
-            whose = "" if processes.n == 1 else f" of process {number}"
+    for number, _, code in failures:
+        if code in NO_ROOM:
+            reason, remedy = NO_ROOM[code]
+            reason = reason.format(whose="" if processes.n == 1 else f" of process {number}")
+            saved = steps_of(where.parent)
+            before = f"the checkpoint of step {saved[-1]} is intact" if saved else "no checkpoint was saved before it"
             raise CheckpointError(
-                f"the disk{whose} is full: the checkpoint of step {step} needs {need:,} bytes in {where}; "
-                "the checkpoint before it is intact. Free that much and resume"
+                f"{reason}: the checkpoint of step {step} needs {need:,} bytes in {where}; {before}. "
+                f"{remedy} and resume"
             ) from error
     if error:
         raise error

@@ -6,7 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from pellucid.runs.device import COMPILE_SAVES, COMPILE_SECONDS
-from pellucid.runs.options import LENGTHS, RecipeError, RecipeT, RunRecipe, with_train
+from pellucid.runs.options import (
+    INTERVALS,
+    LENGTHS,
+    RecipeError,
+    RecipeT,
+    RunRecipe,
+    TrainOptions,
+    parse_options,
+    with_train,
+)
 from pellucid.runs.pace import Pace
 from pellucid.text.read.chunks import counted
 
@@ -65,27 +74,73 @@ def lengthen(
     measure: Callable[[], float],
     n_train: int,
     pace: Pace | None = None,
+    seconds_per_step: float | None = None,
 ) -> RecipeT:
     """The recipe with a new segment of the schedule from `step` on; the same recipe where no length was asked for.
 
     Steps, tokens and epochs count from the beginning of the run. Minutes, for which there is a `pace`, count from now.
+    Intervals that the run chose are chosen again; `seconds_per_step` is what its steps took, where that is known.
     Raises RecipeError where the run already has more steps than that.
     """
     asked = {name: value for name, value in length.items() if value}
     if not asked:
         return recipe
+    longer = recipe
     if pace:
         pace.start(measure())
-        total = pace.end_of(recipe, step)
+        for _ in range(2):  # as in `plan_in_time`
+            segment = with_segment(recipe, step, pace.end_of(longer, step))
+            longer = choose_intervals_again(segment, pace.per_step, may_move=True)
     else:
         total, _ = resolve_steps(with_length(recipe, asked), n_train, measure)
-    if total == recipe.n_steps:
+        longer = choose_intervals_again(with_segment(recipe, step, total), seconds_per_step)
+    if (total := longer.n_steps) == recipe.n_steps:
         return recipe
     if total <= step:
         raise RecipeError(f"the run has {step} steps already: ask for more than that, not {total}")
+    return longer
+
+
+def with_segment(recipe: RecipeT, step: int, total: int) -> RecipeT:
+    """The recipe with a segment of the schedule from `step` to `total` in place of those that have not begun."""
     # earlier segments keep the end they were meant to have: steps that are taken again have the same rates
     begun = [tuple(pair for pair in pairs if pair[0] < step) for pairs in (recipe.segments, recipe.replans)]
     return replace(recipe, segments=(*begun[0], (step, total)), replans=begun[1])
+
+
+def warmup_warnings(recipe: RunRecipe, remedy: str) -> list[str]:
+    """A warning where the last segment of the schedule ends within its warm-up; `remedy` says what to do then."""
+    n_steps, warmup = recipe.n_steps - recipe.segments[-1][0] if recipe.segments else 0, recipe.train.warmup
+    if not 0 < n_steps <= warmup:
+        return []
+    return [
+        f"warning: train.warmup = {warmup} and there are {counted(n_steps, 'step')}: the run ends within its warm-up, "
+        f"at {n_steps / warmup:.0%} of the largest learning rate; {remedy}"
+    ]
+
+
+def choose_intervals_again(recipe: RecipeT, seconds_per_step: float | None, may_move: bool = False) -> RecipeT:
+    """The recipe of a run that was made longer, with the intervals that it chose for its former length chosen for this
+    one.
+    """
+    chosen = recipe.chosen_intervals
+    # its minutes are those of the former length, and the measured steps are compiled already where it is compiled
+    opened = with_train(recipe, minutes=0.0, compile="no", **dict.fromkeys(chosen, 0))
+    resolved = resolve_intervals(opened, seconds_per_step, may_move)
+    return with_train(recipe, **{name: getattr(resolved.train, name) for name in chosen})
+
+
+def with_intervals(recipe: RecipeT, asked: Mapping[str, Any]) -> RecipeT:
+    """The recipe of a run that goes on with the intervals and `keep_last` that are `asked` for, as text or typed.
+
+    An interval of 0 is the run's own. Intervals that the run chose follow those of the evaluations, as in a new run.
+    """
+    given = {name: value for name, value in asked.items() if name not in INTERVALS or str(value) != "0"}
+    chosen = tuple(name for name in recipe.chosen_intervals if name not in given)
+    if "evaluate_every" in given:
+        given = {**dict.fromkeys(chosen, given["evaluate_every"]), **given}
+    train = parse_options(TrainOptions, {**vars(recipe.train), **given}, "train")
+    return replace(recipe, train=train, chosen_intervals=chosen)
 
 
 def plan_in_time(recipe: RecipeT, opened: RecipeT, pace: Pace) -> tuple[RecipeT, str]:
@@ -112,11 +167,13 @@ def resolve_intervals(recipe: RecipeT, seconds_per_step: float | None = None, ma
     `may_move`: the end may become a later one, and what is only done there is not to be done before.
     """
     t = recipe.train
+    chosen = tuple(name for name in INTERVALS if not getattr(t, name))
     evaluate = t.evaluate_every or evaluation_interval(recipe, seconds_per_step)
     if may_move and not t.evaluate_every and evaluate >= recipe.n_steps:
         evaluate = 2 * recipe.n_steps
     return replace(
         recipe,
+        chosen_intervals=chosen,
         train=replace(
             t,
             evaluate_every=evaluate,

@@ -7,6 +7,8 @@ Numbers that are not finite are written as null.
 
 import json
 import os
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,6 +33,28 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             if isinstance(row, dict) and "step" in row:
                 rows.append(row)
     return rows
+
+
+def units_per_second(path: Path, unit: str) -> float | None:
+    """The speed of the median step, in tokens or images (`unit`) a second; None where no speed was written."""
+    speeds = [speed for row in read_metrics(path) if (speed := row.get(f"{unit}s_per_second"))]
+    return statistics.median(speeds) if speeds else None
+
+
+def last_evaluation(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The row of a run's last evaluation on text whose losses are finite; empty where there is none."""
+    return next((row for row in reversed(rows) if row.get("held_out_loss") and row.get("bits_per_byte")), {})
+
+
+def part_measured(row: Mapping[str, Any], evaluate_tokens: int, n_held_out: int) -> int:
+    """How many held-out tokens an evaluation read, from the first on; 0 where it read all of them.
+
+    evaluate_tokens  the tokens that an evaluation during training reads
+    n_held_out       the held-out tokens of the run, 0 where their number is not known
+    """
+    if row.get("cut"):  # the time of the run was over
+        return row["cut"]
+    return 0 if row.get("whole", True) or evaluate_tokens >= n_held_out else evaluate_tokens
 
 
 class MetricsFile:

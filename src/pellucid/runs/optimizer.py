@@ -68,17 +68,22 @@ class Optimizer:
         of: dict[str, list[tuple[str, nn.Parameter]]] = {"muon": [], "rmsprop": [], "adamw": []}
         for n, p in named:
             of[optimizer_of(n, p, word, ngram_optimizer)].append((n, p))
+        # a step keeps 1 - rate x decay of a number, 0 at least: where a decay is too large for its rate, numbers would
+        # change their signs, and grow
+        most = 1 / learning_rate
+        matrix_decay, table_decay = min(weight_decay, most), min(ngram_weight_decay, most)
         rest, hidden, tables = of["adamw"], [p for _, p in of["muon"]], [p for _, p in of["rmsprop"]]
         groups = [
-            {"params": [p for n, p in rest if p.ndim >= 2 and not is_ngram_table(n)], "weight_decay": weight_decay},
-            {"params": [p for n, p in rest if is_ngram_table(n)], "weight_decay": ngram_weight_decay},
+            {"params": [p for n, p in rest if p.ndim >= 2 and not is_ngram_table(n)], "weight_decay": matrix_decay},
+            {"params": [p for n, p in rest if is_ngram_table(n)], "weight_decay": table_decay},
             {"params": [p for _, p in rest if p.ndim < 2], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
         self.names = {p: n for n, p in named}
         self.adamw = AdamW(groups, learning_rate, betas, eps) if groups else None
-        self.muon = Muon(hidden, muon_learning_rate, weight_decay, muon_dtype, processes) if hidden else None
-        decay = learning_rate * ngram_weight_decay
+        muon_decay = min(weight_decay, 1 / muon_learning_rate)
+        self.muon = Muon(hidden, muon_learning_rate, muon_decay, muon_dtype, processes) if hidden else None
+        decay = learning_rate * table_decay
         self.rmsprop = RMSprop(tables, ngram_learning_rate, betas[1], decay, eps, processes) if tables else None
         self.parts: Sequence[ParameterGroups] = [part for part in (self.adamw, self.muon, self.rmsprop) if part]
         self.peaks = [[group["lr"] for group in part.param_groups] for part in self.parts]

@@ -22,6 +22,8 @@ NGramOptimizerName = Literal["rmsprop", "adamw"]
 Segments = tuple[tuple[int, int], ...]
 #: the options that say how long a run is; at most one of them is given
 LENGTHS = ("steps", "tokens", "epochs", "minutes")
+#: the options that say how many steps lie between evaluations, checkpoints and samples
+INTERVALS = ("evaluate_every", "checkpoint_every", "sample_every")
 
 
 #: values that version 0.1.0 wrote into recipes under another name, by field
@@ -195,12 +197,14 @@ class RunRecipe(ABC):
     `segments` are the ranges of steps over which the schedule runs from warm-up to its end: one for a
     run, one more for each time its length was changed. A step is in the last one that has begun. `replans` are
     pairs (step, end): at that step of a run of minutes the end of its segment was moved (`schedule.position`).
+    `chosen_intervals` are those of INTERVALS that were left open: a run that is made longer chooses them again.
     """
 
     inputs: tuple[str, ...]
     train: TrainOptions = TrainOptions()
     segments: Segments = ()
     replans: Segments = ()
+    chosen_intervals: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -24,11 +24,11 @@ from pellucid.runs.device import (
 )
 from pellucid.runs.interrupt import Interrupted, Interruption
 from pellucid.runs.kept_memory import kept_memory
-from pellucid.runs.length import lengthen
+from pellucid.runs.length import lengthen, warmup_warnings, with_intervals
 from pellucid.runs.measure import measure_step
-from pellucid.runs.metrics import MetricsFile
+from pellucid.runs.metrics import MetricsFile, units_per_second
 from pellucid.runs.optimizer import make_optimizer
-from pellucid.runs.options import RecipeError, RecipeT, RunRecipe, TrainOptions, parse_options
+from pellucid.runs.options import INTERVALS, RecipeError, RecipeT, RunRecipe, TrainOptions, parse_options
 from pellucid.runs.pace import Pace
 from pellucid.runs.reporter import PlainReporter, QuietReporter
 from pellucid.runs.run_dir import choose_folder, only_one, read_json, write_run_dir
@@ -39,6 +39,11 @@ from pellucid.runs.trainer import Trainer
 NO_FOLDER = "--resume continues a run that exists: name its folder with --out, such as --out runs/NAME"
 #: the options of training that say how this machine computes, which a resumed run may change
 OF_MACHINE = ("device", "compile")
+#: the options that say when a run is measured and what it keeps, which change no weight: a resumed run may change them.
+#: `evaluate_tokens` is not one of them, as the best checkpoint is the one with the lowest loss over the same tokens
+OF_RECORD = (*INTERVALS, "keep_last")
+#: the options of training that a resumed run of every kind may change
+RESUMABLE = (*OF_MACHINE, *OF_RECORD)
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,8 @@ def start_run(
         except Interrupted:
             reporter.note(f"interrupted before the first step: nothing was written to {run_dir}")
             return Run(run_dir, startable.recipe, 0, exit_code=interruption.exit_code)
-        reporter.start([*lines, f"run: {run_dir}"])
+        remedy = "set a smaller warmup, or -1 to have it chosen"
+        reporter.start([*lines, *warmup_warnings(startable.recipe, remedy), f"run: {run_dir}"])
         write_run_dir(run_dir, startable.recipe.to_dict(), startable.files(), startable.fill)
         with only_one(run_dir):
             if isinstance(startable, CountedKind):
@@ -109,13 +115,15 @@ def write_counted(run_dir: Path, counted: CountedKind[RecipeT], reporter: PlainR
     return ended_run(run_dir, counted, 0, row)
 
 
-def computed_here(recipe: RecipeT, asked: Mapping[str, Any], reporter: PlainReporter) -> RecipeT:
-    """The recipe of a run that is resumed, with the options of OF_MACHINE that are `asked` for; a warning says so.
+def resumed_with(recipe: RecipeT, asked: Mapping[str, Any], reporter: PlainReporter) -> RecipeT:
+    """The recipe of a run that is resumed, with the options of RESUMABLE that are `asked` for.
 
-    auto keeps the run's own device, or its compilation, where this machine has it. Raises RecipeError for a device that
-    is not there.
+    A warning says where one of OF_MACHINE differs. auto keeps the run's own device, or its compilation, where this
+    machine has it. Raises RecipeError for a device that is not there, and for other values that are not valid.
     """
-    before, train = recipe.train, parse_options(TrainOptions, {**vars(recipe.train), **asked}, "train")
+    recipe = with_intervals(recipe, {name: value for name, value in asked.items() if name in OF_RECORD})
+    of_machine = {name: value for name, value in asked.items() if name in OF_MACHINE}
+    before, train = recipe.train, parse_options(TrainOptions, {**vars(recipe.train), **of_machine}, "train")
     if train.device == "auto":
         train = replace(train, device=str(device_here(before.device)))
     if train.compile == "auto":
@@ -192,7 +200,10 @@ def resume_run(
                     finish=trainable.finish_cost,
                     can_sample=trainable.can_sample,
                 )
-            trainable.recipe = lengthen(trainable.recipe, step, length, measure, trainable.n_train, pace)
+            seconds_per_step = recorded_seconds_per_step(run_dir, trainable) if any(length.values()) else None
+            trainable.recipe = lengthen(
+                trainable.recipe, step, length, measure, trainable.n_train, pace, seconds_per_step
+            )
         except Interrupted:
             reporter.note(f"interrupted before the first step: {run_dir} is as it was")
             return Run(run_dir, trainable.recipe, step, exit_code=interruption.exit_code)
@@ -204,7 +215,10 @@ def resume_run(
         set_aside(run_dir, step)
         position = f"{run_dir} is at step {step} of {recipe.n_steps}"
         finished = f"{position}: finished; --steps, --minutes, ... make it longer"
-        reporter.start([finished if step == recipe.n_steps else position])
+        changes = lines_on_record(written, recipe)
+        if recipe.segments != written.segments:
+            changes += warmup_warnings(recipe, "make it longer by more steps than that")
+        reporter.start([finished if step == recipe.n_steps else position, *changes])
         # the clock of a checkpoint is that of the segment that it belongs to: a run made longer has another
         is_of_segment = len(recipe.segments) == 1 or step > recipe.segments[-1][0]
         keeps_clock = is_of_segment and not any(length.values())
@@ -233,6 +247,19 @@ def follow_run(trainable: Trainable[RecipeT], run_dir: Path, step: int | None) -
         at_once = not trainable.processes.divides_weights
         checkpoint = None if step is None else load_checkpoint(run_dir, step, at_once)[0]
         return train_to_end(run_dir, trainable, reporter, interruption, None, checkpoint)
+
+
+def recorded_seconds_per_step(run_dir: Path, trainable: Trainable) -> float | None:
+    """Seconds of a step by the metrics of a run that is resumed; None where they have no speeds."""
+    speed = units_per_second(run_dir / "metrics.jsonl", trainable.unit)
+    return trainable.recipe.tokens_per_step / speed if speed else None
+
+
+def lines_on_record(written: RunRecipe, recipe: RunRecipe) -> list[str]:
+    """A line that names the options of OF_RECORD that a resumed run has changed, where there are any."""
+    pairs = [(name, getattr(written.train, name), getattr(recipe.train, name)) for name in OF_RECORD]
+    changed = [f"{name} = {after} ({before} before)" for name, before, after in pairs if before != after]
+    return [f"from here on: {', '.join(changed)}"] if changed else []
 
 
 def seconds_in_all(recipe: RunRecipe, checkpoint: Checkpoint | None) -> float:

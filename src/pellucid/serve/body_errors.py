@@ -1,4 +1,7 @@
-"""What is wrong with the body of a request: of all errors that pydantic lists, one that helps, and where it is."""
+"""What is wrong with the body or the parameters of a request.
+
+Of all errors that pydantic lists, one that helps, and where it is.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +19,8 @@ def wrong_value(error: RequestValidationError) -> tuple[dict[str, Any], str | No
     the one whose types fit what was sent longest: its first error of type lies deepest, or it has none.
     """
     errors = error.errors()
+    if errors[0]["loc"][0] != "body":  # a parameter of the address
+        return errors[0], ".".join(map(str, errors[0]["loc"][1:]))
     first_field = errors[0]["loc"][1:2]
     alternatives: dict[tuple[str, ...], list[tuple[dict[str, Any], tuple[str | int, ...]]]] = {}
     for one in errors:

@@ -12,15 +12,15 @@ class IdTokenizer(Tokenizer):
     """A stand-in tokenizer: a text is token ids in decimal digits, separated by white space, such as "17 4 250".
 
     `ends` are the ids that end a text, and the first of them is the separator. Without any, a text cannot begin with a
-    separator and generation runs until `max_tokens`.
+    separator and generation runs until `max_tokens`. Targets begin with `start`, or else with the separator.
     """
 
     kind, units = "ids", "ids"
     lossless = False
 
-    def __init__(self, n_vocab: int, ends: Sequence[int] = ()):
+    def __init__(self, n_vocab: int, ends: Sequence[int] = (), start: int | None = None):
         self.n_vocab, self.special = n_vocab, {}
-        self._ends = list(ends)
+        self._ends, self.model_start = list(ends), start
 
     @property
     def separator(self) -> int:  # type: ignore[override]
@@ -37,12 +37,14 @@ class IdTokenizer(Tokenizer):
 
     @cached_property
     def hash(self) -> str:
-        return hashlib.sha256(f"ids below {self.n_vocab}, ends {self._ends}".encode()).hexdigest()
+        content = f"ids below {self.n_vocab}, ends {self._ends}"
+        content += "" if self.model_start is None else f", start {self.model_start}"
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def to_json(self) -> str:
         raise TokenizerError("this model has no tokenizer to write: load it with tokenizer=PATH")
 
-    def with_special(self, *names: str) -> "Tokenizer":
+    def _with_special(self, *names: str) -> "Tokenizer":
         raise TokenizerError(f"this model has no tokenizer to add {names[0]!r} to: load it with tokenizer=PATH")
 
     def _encode(self, text: str) -> list[int]:
@@ -56,6 +58,10 @@ class IdTokenizer(Tokenizer):
                 )
             ids.append(int(word))
         return ids
+
+    def source_ids(self, ids: Sequence[int]) -> list[int]:
+        """The encoder's input: these ids, and the separator unless they end with it, as ids from elsewhere may."""
+        return [*ids] if ids and ids[-1] == self.separator else [*ids, self.separator]
 
     def pieces_of(self, text: str, ids: Sequence[int]) -> list[bytes]:
         """The bytes of text for each id, with the white space before it; the last id also takes what follows it."""

@@ -1,13 +1,10 @@
-"""Read a file, or standard input, that holds exactly one document, and say what its bytes are counted from."""
+"""The text of a corpus of one document, and what its bytes are counted from; names of documents."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from pellucid.text.read.chunks import DocumentError
 from pellucid.text.read.decompress import encoding_of, unpacked
-from pellucid.text.read.documents import Corpus, read_corpus
-from pellucid.text.read.find import STANDARD_INPUT, ReadOptions, find_files
+from pellucid.text.read.documents import Corpus, Document
+from pellucid.text.read.find import STANDARD_INPUT
 from pellucid.text.read.formats import ROWS
 
 #: how formats are named in messages
@@ -29,23 +26,8 @@ class OneText:
     notes: tuple[str, ...]
 
 
-def read_one_text(path: str | os.PathLike, reading: ReadOptions | None = None) -> OneText:
-    """Read a file that holds one document, in the way training reads it; - is standard input.
-
-    A folder with one file also works. Raises DocumentError for more than one document, and as `read_corpus` does.
-    """
-    reading, path = reading or ReadOptions(), Path(path)
-    if path.is_dir() and len(files := find_files([path], [], reading)) > 1:
-        raise DocumentError(
-            f"{path} is a folder of {len(files):,} files, but this command reads one text: name one file, such as "
-            f"{min(file.path for file in files.values())}"
-        )
-    corpus = read_corpus(path, reading=reading)
-    if len(corpus.documents) > 1:
-        raise DocumentError(
-            f"{path} holds {len(corpus.documents):,} documents, but this command reads one text: give a file that "
-            "holds one"
-        )
+def one_text(corpus: Corpus) -> OneText:
+    """The text of a corpus that holds one document."""
     return OneText("".join(corpus.texts()), corpus.n_bytes, _counted(corpus), tuple(corpus.notes))
 
 
@@ -68,3 +50,14 @@ def _counted(corpus: Corpus) -> str:
         mark = ", without its byte order mark" if encoding == "utf-8-sig" else ""
         return f"the bytes of {where}{mark}"
     return f"the bytes in UTF-8 of the text {', '.join(steps)}; {where} has {source.n_bytes:,}"
+
+
+def row_number(document: Document) -> int | None:
+    """The number of the document's row in its file, from 1 on; None for a document that is a file."""
+    return document.index + 1 if document.origin.format in ROWS else None
+
+
+def document_name(document: Document) -> str:
+    """What messages call a document."""
+    row = row_number(document)
+    return document.origin.name + ("" if row is None else f", row {row:,}")

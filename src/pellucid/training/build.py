@@ -165,6 +165,7 @@ def read_pairs_to_train(
         split.note,
         f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids for both sides; in memory {tokens.n_bytes:,} bytes",
         *tokenizer.notes,
+        *pairs.notes,
     ]
     lines += [*lines_on_unknown(tokens, tokenizer), *lines_on_skipped(pairs.skipped)]
     reporter.start(lines)

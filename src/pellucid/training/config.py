@@ -58,7 +58,9 @@ class TextOptions(Options):
             0 < self.held_out < 1 or files, "held_out", "a share between 0 and 1, such as 0.1, or files of your own"
         )
         refuse_unless(all(self.held_out_files), "held_out_files", "files and folders")
-        refuse_unless((self.split == "files") == files, "split", "files together with text.held_out_files, only")
+        by_share = "stratified, documents or tail; files stands for the files of --held-out (text.held_out_files) alone"
+        refuse_unless(files or self.split != "files", "split", by_share)
+        refuse_unless(not files or self.split == "files", "split", "files, as text.held_out_files are given")
         refuse_unless(self.vocabulary >= 0, "vocabulary", "a number of ids, or 0 to have it chosen")
         learned = self.tokenizer in LEARNED or not self.vocabulary
         refuse_unless(learned, "vocabulary", f"0 where text.tokenizer = {self.tokenizer}, which does not learn one")

@@ -529,6 +529,23 @@ def whole_like(part: Tensor, owner: Tensor) -> Tensor:
     return DTensor.from_local(part, owner.device_mesh, owner.placements, run_check=False, **layout).full_tensor()
 
 
+#: the exit codes of processes that have said why they end: wrong input, numerics, and signals after saving (`cli.main`)
+SELF_EXPLAINED = (2, 3, 130, 143)
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Whether what torchrun logs of its processes is more than they have said themselves.
+
+    That it ends the others when one has ended is not, nor the exit code of one that has said why it ends. That a
+    process was killed, or ended with a traceback, is.
+    """
+    if record.msg.startswith("Sending process"):
+        return False
+    if record.msg.startswith("failed (exitcode") and isinstance(record.args, tuple):
+        return record.args[0] not in SELF_EXPLAINED
+    return True
+
+
 def launch(n: int, words: Sequence[str], max_restarts: int = 0) -> int:
     """Run `pellucid` with these words in `n` processes of this machine, by torchrun; the exit code of the command.
 
@@ -542,6 +559,7 @@ def launch(n: int, words: Sequence[str], max_restarts: int = 0) -> int:
     # a signal is passed on to every process, which then saves
     options = ["--standalone", f"--nproc-per-node={n}", f"--shutdown-timeout={SAVING.total_seconds():.0f}"]
     options += [f"--max-restarts={max_restarts}"]
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(is_news)
     try:
         run(parse_args([*options, "--module", "pellucid", *words]))
     except ChildFailedError as error:

@@ -19,6 +19,7 @@ from pellucid.architecture import Architecture, architecture_fields
 from pellucid.option_values import ArchitectureError, parse_value, resolve_field
 from pellucid.presets import gated_width, preset
 from pellucid.runs.options import (
+    INTERVALS,
     LENGTHS,
     RecipeError,
     RunRecipe,
@@ -78,6 +79,7 @@ class Recipe(TextRecipe):
             model=Architecture.from_dict(values["model"]),
             segments=tuple((a, b) for a, b in values.get("segments", ())),
             replans=tuple((a, b) for a, b in values.get("replans", ())),
+            chosen_intervals=tuple(values.get("chosen_intervals", ())),
             kind=values.get("kind", "transformer"),
             tokens_per_row=values.get("tokens_per_row", 0.0),
             opens_in=values.get("opens_in", ""),
@@ -121,13 +123,15 @@ def make_recipe(
         base = Recipe(inputs=inputs, model=preset(name or default_preset))
         recipe = with_fields(base, with_objective(inputs, with_changes(from_file, changes)))
     check_tokenizer(recipe.text)
+    check_effect(recipe, changes)
     return recipe
 
 
 def as_new(recipe: Recipe, inputs: tuple[str, ...]) -> Recipe:
     """The recipe without what it records of a run that took place."""
-    recorded = {"segments": (), "replans": (), "base": None, "tokens_per_row": 0.0, "opens_in": "", "new_ids": ()}
-    return replace(recipe, inputs=inputs, **recorded)
+    of_length = {"segments": (), "replans": (), "chosen_intervals": ()}
+    recorded = {"base": None, "tokens_per_row": 0.0, "opens_in": "", "new_ids": ()}
+    return replace(recipe, inputs=inputs, **of_length, **recorded)
 
 
 def with_objective(inputs: tuple[str, ...], changes: dict[str, Any]) -> dict[str, Any]:
@@ -161,9 +165,13 @@ def make_recipe_on(
     The dropout may change, and n_ctx too where positions are computed and no weight depends on it.
     """
     name, from_start = _preset_and_fields(None, start)
+    # a run's recipe.json has the size with the tokens that the run gained; the text decides whether this one gains them
+    from_start = without_vocabulary_size(from_start)
     objective = "source-target" if architecture.encoder else MASK_OBJECTIVE[architecture.attention.mask]
     base = with_train(Recipe(inputs=inputs, model=architecture), objective=objective)
-    asked = with_objective(inputs, with_changes(from_start, changes))
+    given = with_changes(from_start, changes)
+    asked = with_objective(inputs, given)
+    check_objective_on(objective, asked, is_given=len(asked) == len(given))
     made = with_fields(base, {**CONTINUING, **asked})
     if made.adapt.rank:
         made = with_fields(base, {**ADAPTING, **asked})
@@ -175,7 +183,50 @@ def make_recipe_on(
             "a run that starts from a model keeps its architecture and tokenizer: leave out "
             + (f"the preset {name}" if name else wrong[0].partition(":")[0])
         )
+    check_effect(made, changes)
     return made
+
+
+def check_objective_on(own: str, fields: Mapping[str, Any], is_given: bool) -> None:
+    """Raise RecipeError where the objective among the fields needs another architecture than the model that a run
+    starts from, whose objective is `own`.
+
+    is_given  whether the user gave the objective; else it follows from the inputs, which are conversations
+    """
+    asked = {full_name(name): value for name, value in fields.items()}.get("train.objective", own)
+    needs, has = ((OBJECTIVE_MASK.get(word), word == "source-target") for word in (asked, own))
+    if needs == has or asked not in OBJECTIVE_MASK:  # another word is refused with the list of them
+        return
+    what = "an encoder beside its decoder" if needs[1] else f"model.attention.mask = {needs[0]} and no encoder"
+    remedy = f"leave out --objective {asked}" if is_given else "give other inputs, which are no conversations"
+    raise RecipeError(
+        f"train.objective = {asked} needs {what}, and a run that starts from a model keeps its architecture, which is "
+        f"that of {own}: {remedy}"
+    )
+
+
+def check_effect(recipe: Recipe, changes: Mapping[str, Any]) -> None:
+    """Raise RecipeError where one of the fields that a user sets in `changes` has no effect in a run of this recipe.
+
+    Fields of a recipe file are not checked: a run writes every field there, and one file may serve several runs.
+    """
+    t, a = recipe.train, recipe.model
+    has_tables = bool(a.ngrams or (a.encoder and a.encoder.ngrams)) and not recipe.adapt.rank
+    tables = "tables of n-grams (model.ngrams), and this run trains none"
+    goes_with = {
+        "mask_share": (t.objective == "masked", f"train.objective = masked, not {t.objective}"),
+        "muon_learning_rate": (t.optimizer == "muon", f"train.optimizer = muon, not {t.optimizer}"),
+        "ngram_weight_decay": (has_tables, tables),
+        "ngram_learning_rate": (
+            has_tables and t.ngram_optimizer == "rmsprop",
+            f"train.ngram_optimizer = rmsprop, not {t.ngram_optimizer}" if has_tables else tables,
+        ),
+    }
+    named = {full_name(name) for name in changes}
+    for name, (has_effect, what) in goes_with.items():
+        value = getattr(t, name)
+        if f"train.{name}" in named and value != getattr(TrainOptions(), name) and not has_effect:
+            raise RecipeError(f"train.{name} = {value} goes with {what}: leave it out")
 
 
 def _preset_and_fields(preset_name: str | None, start: Recipe | Path | None) -> tuple[str | None, dict[str, Any]]:
@@ -183,14 +234,17 @@ def _preset_and_fields(preset_name: str | None, start: Recipe | Path | None) -> 
     if start is None:
         return preset_name, {}
     if not isinstance(start, Path):
-        values = fields_of_recipe(start.to_dict())
-        # a tokenizer decides it when the run starts
-        return preset_name, {name: value for name, value in values.items() if name.rpartition(".")[2] != "n_vocab"}
+        return preset_name, without_vocabulary_size(fields_of_recipe(start.to_dict()))
     from_file = read_recipe_file(start)
     name = from_file.pop("preset", None)
     if name is not None and preset_name not in (None, name):
         raise RecipeError(f"the preset is given twice, {preset_name} and, in {start}, {name}: give one of them")
     return preset_name or name, from_file
+
+
+def without_vocabulary_size(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields without n_vocab, which a tokenizer decides when the run starts."""
+    return {name: value for name, value in values.items() if name.rpartition(".")[2] != "n_vocab"}
 
 
 def with_changes(from_recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -418,7 +472,17 @@ def read_recipe_file(path: Path) -> dict[str, Any]:
 
 
 #: the entries of recipe.json that are not fields: the inputs, and what was recorded of the run
-NO_FIELDS = ("inputs", "segments", "replans", "kind", "tokens_per_row", "base", "opens_in", "new_ids")
+NO_FIELDS = (
+    "inputs",
+    "segments",
+    "replans",
+    "chosen_intervals",
+    "kind",
+    "tokens_per_row",
+    "base",
+    "opens_in",
+    "new_ids",
+)
 
 
 def fields_of_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -439,9 +503,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def differences(old: Recipe, new: Recipe) -> list[str]:
     """The fields in which two recipes differ, one line each; `--resume` may change none of them.
 
-    The layout of the processes and the tracker are none of them: they change nothing that is computed. The device and
-    the compilation are none either: they change its last digits.
+    The layout of the processes, the tracker, the intervals and keep_last are none of them: they change no weight. The
+    device and the compilation are none either: they change the last digits.
     """
-    same = {"track": "no", "device": "auto", "compile": "auto"}
+    same = {"track": "no", "device": "auto", "compile": "auto", "keep_last": 1, **dict.fromkeys(INTERVALS, 0)}
     a, b = (_flat({**with_train(recipe, **same).to_dict(), "parallel": {}}) for recipe in (old, new))
     return [f"{k}: {a.get(k)} in the run, {b.get(k)} asked for" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]

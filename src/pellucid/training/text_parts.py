@@ -97,9 +97,9 @@ def lines_on_unknown(tokens: Tokens | PairTokens | ConversationTokens, tokenizer
     return [line] if unknown else []
 
 
-def lines_on_skipped(skipped: Sequence[Skipped]) -> list[str]:
+def lines_on_skipped(skipped: Sequence[Skipped], where: str = ", listed in the run's data.json") -> list[str]:
     """Lines about the first files that were left out, each with the reason, and about the number of the others."""
     lines = [f"skipped {file.path}: {file.reason}" for file in skipped[:PRINTED]]
     if more := len(skipped[PRINTED:]):
-        lines.append(f"skipped {counted(more, 'more file')}, listed in the run's data.json")
+        lines.append(f"skipped {counted(more, 'more file')}{where}")
     return lines

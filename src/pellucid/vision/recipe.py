@@ -94,6 +94,7 @@ class ImageRecipe(RunRecipe):
                 "train": parse_options(TrainOptions, {**vars(IMAGE_TRAIN), **train}, "train"),
                 "segments": tuple((a, b) for a, b in values.get("segments", ())),
                 "replans": tuple((a, b) for a, b in values.get("replans", ())),
+                "chosen_intervals": tuple(values.get("chosen_intervals", ())),
             }
             return cls(**{**values, **parts, "inputs": tuple(values["inputs"]), "shape": tuple(values["shape"])})
         except (TypeError, KeyError, AttributeError, ValueError) as error:

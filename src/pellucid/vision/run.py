@@ -12,13 +12,13 @@ from pellucid.runs.checkpoint import named_checkpoint
 from pellucid.runs.device import resolve_device
 from pellucid.runs.live_reporter import make_reporter
 from pellucid.runs.options import RecipeError
-from pellucid.runs.pipeline import NO_FOLDER, Run, computed_here, resume_run, start_run
+from pellucid.runs.pipeline import NO_FOLDER, RESUMABLE, Run, resume_run, resumed_with, start_run
 from pellucid.runs.reporter import QuietReporter
 from pellucid.training.kinds import check_loader
 from pellucid.vision.data import read_images
 from pellucid.vision.learning import check_labels, class_log_probs, classify
 from pellucid.vision.network import ImageClassifier
-from pellucid.vision.recipe import KIND, ImageRecipe, make_image_recipe
+from pellucid.vision.recipe import KIND, NOT_OF_IMAGES, ImageRecipe, make_image_recipe
 from pellucid.vision.trainable import ImageTrainable
 
 
@@ -78,7 +78,8 @@ def train_images(
 
     fields   single fields, as text or typed: patch, d_model, n_layers, n_heads; batch, learning_rate, weight_decay,
              seed and others of train.*; held_out, the share of the images that is never trained on
-    resume   continue the run in `out` exactly; a length makes it longer, and of the fields the device may change
+    resume   continue the run in `out` exactly; a length makes it longer, and of the fields the device, evaluate_every,
+             checkpoint_every and keep_last may change
     minutes, steps, epochs   the length, at most one; 40 epochs unless given
 
     The loss, in nats per image, is measured after every epoch. Raises ValueError, with nothing written, when the file
@@ -96,7 +97,8 @@ def train_images(
         raise RecipeError(NO_FOLDER)
     written = ImageRecipe.read(Path(out))
     words = {name.removeprefix("train."): value for name, value in (fields or {}).items()}
-    if other := [name for name in fields or {} if name.removeprefix("train.") != "device"]:
+    may_change = set(RESUMABLE) - NOT_OF_IMAGES
+    if other := [name for name in fields or {} if name.removeprefix("train.") not in may_change]:
         raise RecipeError(f"{out} cannot be resumed with other options: leave out {', '.join(other)}")
     if tokens:
         raise RecipeError("an image classifier reads no tokens: give its length in epochs, steps or minutes")
@@ -105,7 +107,7 @@ def train_images(
             f"{out} was trained by an earlier version, whose checkpoints of image classifiers hold no optimizer state, "
             "so training cannot continue exactly: start a new run. pellucid.load_images still opens this one"
         )
-    recipe = computed_here(replace(written, inputs=paths or written.inputs), words, reporter)
+    recipe = resumed_with(replace(written, inputs=paths or written.inputs), words, reporter)
     return resume_run(ImageTrainable(recipe), Path(out), length, reporter, written)
 
 

@@ -157,8 +157,9 @@ WITHOUT_EFFECT = {
         "summary_proj_to_labels summary_first_dropout summary_last_dropout qa_dropout seq_classif_dropout "
         "classifier_activation num_choices directionality pooler_fc_size "
         "pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type",
-        "tokens with a use of their own": "pad_token_id bos_token_id eos_token_id sep_token_id cls_token_id "
-        "unk_token_id mask_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id prefix",
+        "read for generation alone": "eos_token_id decoder_start_token_id",
+        "tokens with a use of their own": "pad_token_id bos_token_id sep_token_id cls_token_id "
+        "unk_token_id mask_token_id forced_bos_token_id forced_eos_token_id prefix",
         "how texts are drawn": "do_sample num_beams num_beam_groups num_return_sequences temperature top_k top_p "
         "typical_p min_p max_length min_length max_new_tokens early_stopping length_penalty repetition_penalty "
         "no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids diversity_penalty epsilon_cutoff eta_cutoff "

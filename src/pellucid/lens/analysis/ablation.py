@@ -85,7 +85,8 @@ def ablate(
         )
     prepared = PreparedMetric(metric, t)
     with frozen_network(network):
-        values = torch.stack([_layer(t, prepared, name, _substitute(t, other, name, kind)) for name in names])
+        parts = [_layer(t, prepared, name, _substitute(t, other, name, kind)) for name in names]
+        values = torch.stack(parts) if parts else t.stream().new_zeros(0)
     return Ablation(site, kind, metric.name, float(prepared(t.logits.detach()).mean()), chosen, values)
 
 

@@ -47,4 +47,4 @@ def saliency(t: Recording, metric: Metric | Callable[[Tensor], Tensor], name: st
     `metric` is as for `gradient`. To first order this is the loss of the metric if the tensor were 0 there.
     """
     full = t.full_name(name)
-    return (t[full] * gradient(t, metric, full)[full]).sum(-1)
+    return (t.detached()[full] * gradient(t, metric, full)[full]).sum(-1)

@@ -7,7 +7,7 @@ shows what the heads do on that text.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, Unpack, cast, get_args
 
 import torch
 from torch import Tensor
@@ -84,7 +84,7 @@ def detect_heads(
     rows: int | None = None,
     period: int | None = None,
     seed: int | None = None,
-    kinds: Sequence[HeadScore] = KINDS,
+    kinds: HeadScore | Sequence[HeadScore] = KINDS,
     **options: Unpack[InputOptions],
 ) -> Heads:
     """Score every head on `rows` sequences of random tokens, each repeated once after `period` tokens, or on a text.
@@ -94,7 +94,8 @@ def detect_heads(
     period  half the context, at most 32, unless given; the tokens of a period differ where the vocabulary is large
             enough
     seed    of the random tokens, 0 unless given
-    kinds   the scores to compute; copying takes by far the longest, a product with the vocabulary for each head
+    kinds   the scores to compute, one or several; copying takes by far the longest, a product with the vocabulary for
+            each head
     bos     True: the random tokens come after what the tokenizer puts before a text, or after the separator
             (`Tokenizer.opening`); for a text, and with the other options, as in `read_inputs`
 
@@ -116,6 +117,8 @@ def detect_heads(
         raise InputError(f"{ignored[0]} is for a text, but none was given: give text=..., or leave {ignored[0]} out")
     lead = _opening(tokenizer) if options.get("bos") else []
     n = _fitting_period(a.n_ctx, len(lead), period)
+    if rows is not None and rows < 1:
+        raise InputError(f"rows = {rows}: expected 1 or more sequences of random tokens")
     n_tokens = a.n_vocab if tokenizer is None else min(a.n_vocab, tokenizer.n_vocab)
     tokens = repeated_tokens(n_tokens, 4 if rows is None else rows, n, 0 if seed is None else seed)
     tokens = torch.cat([torch.tensor(lead, dtype=torch.long).expand(len(tokens), -1), tokens], 1)
@@ -154,7 +157,7 @@ def repeated_tokens(n_vocab: int, rows: int, period: int, seed: int) -> Tensor:
 def head_scores(
     t: Recording,
     text: str = "",
-    kinds: Sequence[HeadScore] = KINDS,
+    kinds: HeadScore | Sequence[HeadScore] = KINDS,
     part: AttentionPart = "attn",
 ) -> Heads:
     """The scores of every head on the tokens of a trace.
@@ -162,8 +165,11 @@ def head_scores(
     part   attn: self-attention; cross: attention to an encoder's output, which has an entropy alone; encoder: the
            encoder's own attention, which has no copying score
 
-    Raises InputError for kinds that a part does not have, and where there are no heads.
+    Raises InputError for kinds that a part does not have, for no kind, and where there are no heads.
     """
+    kinds = [cast(HeadScore, kinds)] if isinstance(kinds, str) else kinds
+    if not kinds:
+        raise InputError(f"kinds = {kinds}: give one or more of {', '.join(get_args(HeadScore))}")
     rows = [scores for _, scores in scores_by_layer(t, kinds, part)]
     return Heads(text, {kind: torch.stack([row[kind] for row in rows]) for kind in kinds})
 

@@ -78,9 +78,8 @@ def follow_tokens(
 
     Costs one row of logits a point, where `logit_lens` computes those of all positions. Raises InputError.
     """
+    t = t.detached()
     points, position, ids = _points(t, mid), t.position(pos, row), [t.token_id(token) for token in tokens]
-    if outside := [i for i in ids if not 0 <= i < t.architecture.n_vocab]:
-        raise InputError(f"token {outside[0]}: this network knows 0 to {t.architecture.n_vocab - 1}")
     chosen = torch.tensor(ids, device=t.ids.device)
     probability, rank = [], []
     for point in points:
@@ -102,7 +101,7 @@ def _points(t: Recording, mid: bool) -> list[str]:
 def lens_logits(t: Recording, point: str) -> Tensor:
     """The logits that the readout gives at a point of the stream [b, i, v]."""
     with frozen_network(t.network):
-        return t.network.unembed(t.network.final_norm(t[point]))
+        return t.network.unembed(t.network.final_norm(t.detached()[point]))
 
 
 def _log_probs(t: Recording, point: str) -> Tensor:

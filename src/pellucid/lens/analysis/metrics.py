@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,11 +20,13 @@ class Metric:
     name     the label in results
     pos      the position whose logits it reads, negative from the row's end; None: all of them
     prepare  from the trace of the rows, makes the function of logits [row, v] (or [row, i, v]) and row numbers
+    own      what of this trace the logits are compared with: its tokens, its logits, or "" for nothing
     """
 
     name: str
     pos: int | None
     prepare: Callable[[Recording], Measure]
+    own: Literal["", "tokens", "logits"] = ""
 
     def of(self, t: Recording) -> "PreparedMetric":
         """The metric of the rows of a trace: a function of logits [b, n, v]."""
@@ -111,7 +114,11 @@ def log_probability(token: str | int, pos: int = -1) -> Metric:
 
 
 def kl(to: Recording | None = None, pos: int = -1) -> Metric:
-    """sum_v P_to log(P_to / P) at a position, nats; `to` is a trace with as many rows, the run itself unless given."""
+    """sum_v P_to log(P_to / P) at a position, nats; `to` is a trace with as many rows.
+
+    Without `to` it is the run itself: in an experiment the run before its change, which is the corrupt run in `patch`
+    and the clean run in `path_patch`.
+    """
 
     def prepare(t: Recording) -> Measure:
         other = t if to is None else to
@@ -126,16 +133,26 @@ def kl(to: Recording | None = None, pos: int = -1) -> Metric:
 
         return measure
 
-    return Metric("KL from the reference", pos, prepare)
+    return Metric("KL from the reference", pos, prepare, "logits" if to is None else "")
 
 
 def loss() -> Metric:
-    """The mean -log P of each row's tokens after the first, or after its prefix, nats."""
+    """The mean -log P of each row's tokens after the first, or after its prefix, nats.
+
+    An experiment scores all its runs on the tokens of the run that it changes, so that their losses differ by what the
+    network says alone: those of the corrupt text in `patch`, and of the clean text in `path_patch`. The other run's
+    loss on its own text is `trace(text).loss`. Raises InputError for texts without a token that is predicted.
+    """
 
     def prepare(t: Recording) -> Measure:
         if t.architecture.attention.mask == "bidirectional":
             raise InputError("attention.mask = bidirectional: there is no next-token loss; use log_probability")
         ids, predicted = t.ids, t.inputs.predicted
+        if (empty := ~predicted.any(1)).any():
+            raise InputError(
+                f"text {int(empty.nonzero()[0])} has no token that is predicted from others before it, so it has no "
+                "loss: give texts of two tokens or more, with one after the prefix"
+            )
 
         def measure(logits: Tensor, rows: Tensor) -> Tensor:
             log_p = logits[:, :-1].log_softmax(-1).gather(-1, ids[rows, 1:, None])[..., 0]
@@ -144,7 +161,7 @@ def loss() -> Metric:
 
         return measure
 
-    return Metric("loss", None, prepare)
+    return Metric("loss", None, prepare, "tokens")
 
 
 def apply_metric(of: Callable[[Tensor], Tensor], pos: int | None = -1, name: str = "") -> Metric:

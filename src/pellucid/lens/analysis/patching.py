@@ -33,6 +33,7 @@ MOST = 2**24
 class Patching:
     """The results of patching: `exact` and `estimate` are metrics [layer, pos] or [layer, pos, head].
 
+    metric           its name; of a loss, also the text whose tokens are scored, in both runs (`metrics.loss`)
     clean, corrupt   the metric of the two runs
     exact            the metric of a run patched there; None for mode = attribution
     estimate         corrupt + (clean - corrupt activation) . gradient, the first order; None for mode = exact
@@ -113,8 +114,11 @@ def patch(
     positions  each, a list, or all of them at once; for cross.k and cross.v they are positions of the source
     source, corrupt_source   the encoder's input in the clean run, and in the corrupt run where it differs
 
-    Meng et al. 2022 (ROME), section 2; Wang et al. 2022. Raises InputError for texts of different lengths, KeyError for
-    tensors that the blocks do not have.
+    A metric that compares with the tokens or the logits of a run (`loss`, `kl` without `to`) takes those of the corrupt
+    run, which is the one that is changed.
+
+    Meng et al. 2022 (ROME), section 2; Wang et al. 2022. Raises InputError for texts of different lengths and for
+    estimates of `kl` without `to`, KeyError for tensors that the blocks do not have.
     """
     if mode not in ("exact", "attribution", "both"):
         raise InputError(f"mode = {mode!r}: expected exact, attribution or both")
@@ -173,6 +177,11 @@ class PatchingPair:
         if len(one.lengths) != 1:
             raise InputError(f"{len(one.lengths)} texts were given: patching needs one clean text and one corrupt one")
         self.site, self.gradients = site, gradients
+        if gradients and isinstance(metric, Metric) and metric.own == "logits":
+            raise InputError(
+                "kl() compares the corrupt run with itself, where its slope is 0, and so is every estimate: give "
+                "kl(to=...) a trace, such as that of the clean text, or mode='exact'"
+            )
         self.layers = list(range(network.architecture.n_layers)) if layers is None else list(layers)
         names = [f"blocks.{layer}.{site}" for layer in self.layers]
         self.good = Recording(network, tokenizer, one, names)
@@ -215,7 +224,7 @@ class PatchingPair:
     def result(self, exact: Tensor | None, estimate: Tensor | None) -> Patching:
         """The values with what they belong to."""
         clean, corrupt = (float(x) for x in self.ends)
-        name, layers = self.metric.metric.name, self.layers
+        name, layers = name_of_metric(self.metric.metric, "the corrupt text"), self.layers
         return Patching(self.site, name, clean, corrupt, layers, self.positions, self.tokens, exact, estimate)
 
     def _cells(self) -> list[tuple[int | None, int]]:
@@ -241,6 +250,11 @@ class PatchingPair:
             with frozen_network(self.bad.network):
                 values = _run(self.good, self.bad, self.metric, name, [cells[k] for k in some], self._past)
             yield some, values
+
+
+def name_of_metric(metric: Metric, text: str) -> str:
+    """The metric's name, with the text whose tokens it scores in all runs."""
+    return f"{metric.name} on {text}" if metric.own == "tokens" else metric.name
 
 
 def read_pair(

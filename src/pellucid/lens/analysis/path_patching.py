@@ -1,5 +1,6 @@
 """Path patching: the effect of one head on another along the direct path only."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pellucid import edits as change
 from pellucid.architecture import Architecture
 from pellucid.edits import Edit
 from pellucid.lens.analysis.metrics import Metric, PreparedMetric
-from pellucid.lens.analysis.patching import check_alike, read_pair
+from pellucid.lens.analysis.patching import check_alike, name_of_metric, read_pair
 from pellucid.lens.core.inputs import InputError, InputOptions, Texts
 from pellucid.lens.core.recording import Recording
 from pellucid.model import Transformer
@@ -25,7 +26,10 @@ READS_SOURCE = (".cross.k", ".cross.v", ".cross.scores", ".cross.pattern")
 
 @dataclass(frozen=True)
 class PathEffect:
-    """The metric of the clean run, of the corrupt run, and of the clean run with the corrupt values along the path."""
+    """The metric of the clean run, of the corrupt run, and of the clean run with the corrupt values along the path.
+
+    metric   its name; of a loss, also the text whose tokens are scored, which is the clean one in all three runs
+    """
 
     metric: str
     clean: float
@@ -57,11 +61,21 @@ def path_patch(
     mlps       free: the path may pass through MLPs; frozen: it may not. Every attention is frozen at the clean run
     source, corrupt_source   the encoder's input in the clean run, and in the corrupt run where it differs
 
+    A metric that compares with the tokens or the logits of a run (`loss`, `kl` without `to`) takes those of the clean
+    run, which is the one that is changed.
+
     Wang et al. 2022, "Interpretability in the Wild", section 3.1 and appendix B; Goldowsky-Dill et al. 2023. Raises
-    InputError where a frozen tensor closes every path, EditError, and KeyError for tensors that do not exist.
+    InputError where a receiver is computed before the sender or a frozen tensor closes every path, EditError, and
+    KeyError for tensors that do not exist.
     """
     if mlps not in ("free", "frozen"):
         raise InputError(f"mlps = {mlps!r}: expected free or frozen")
+    for end in (sender, *receivers):
+        if isinstance(end, str) or len(end) != 2:
+            raise InputError(
+                f"{end!r} is no end of a path: expected a tensor and one of its heads, or None for all of it, such as "
+                "('blocks.7.attn.q', 1); no receivers at all mean the logits"
+            )
     one, other = read_pair(network, tokenizer, clean, corrupt, corrupt_source, **options)
     good, bad = Recording(network, tokenizer, one), Recording(network, tokenizer, other)
     name, ends = good.full_name(sender[0]), [good.full_name(receiver) for receiver, _ in receivers]
@@ -74,13 +88,21 @@ def path_patch(
     if receivers:
         told = [_at(change.set_to, n, heard[n], head) for n, (_, head) in zip(ends, receivers, strict=True)]
         heard = Recording(network, tokenizer, one, (), told)
-    prepared = PreparedMetric(metric, good)  # one function of logits for all three: KL compares each with the clean run
+    # one function of logits for all three: KL compares each with the clean run, a loss scores the clean text's tokens
+    prepared = PreparedMetric(metric, good)
     measured = [float(prepared(t.logits.detach()).mean()) for t in (good, bad, heard)]
-    return PathEffect(metric.name, *measured)
+    return PathEffect(name_of_metric(metric, "the clean text"), *measured)
 
 
 def _check_open(sender: str, ends: list[str], a: Architecture, mlps: str) -> None:
-    """Raise InputError where frozen tensors close every path from the sender, or the path to a receiver."""
+    """Raise InputError where a receiver comes before the sender, or frozen tensors close the paths between them."""
+    order = {name: n for n, name in enumerate(names(a))}
+    for end in ends:
+        if order.get(end, math.inf) < order.get(sender, 0):
+            raise InputError(
+                f"the receiver {end} is computed before the sender {sender}, so that nothing reaches it: name one "
+                "that is computed after it"
+            )
     stops = _frozen_behind(sender, a, mlps)
     if stops and not any({*stops} & {*_frozen_behind(end, a, mlps)} for end in ends):
         free = ", or say mlps='free'" if any(stop.endswith(".mlp_out") for stop in stops) else ""

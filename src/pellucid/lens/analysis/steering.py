@@ -50,12 +50,14 @@ def mean_activation(
     """The mean of a tensor over every position of every text of a data set, without padding.
 
     Its batch and position axes have length 1, so that it can be the value of an edit: `edits.mean(at, over=mean)`.
-    Raises InputError for scores and patterns, whose rows have a different length at each position.
+    Raises InputError for scores and patterns, whose rows have a different length at each position, and for the loss.
     """
     total, count = torch.zeros(()), 0
     for t in _recordings(network, tokenizer, texts, at_once, options):
         full = t.full_name(at)
         check_has_mean(full)
+        if full == "loss":
+            raise InputError("the loss is no tensor that an edit changes: its mean over a text is trace(text).loss")
         inputs = t.inputs_of(full)
         places = t[full].movedim(next(k for k, letter in enumerate(axes(full)) if letter in "ij"), 1)
         # sums are taken in float64, which MPS lacks

@@ -12,6 +12,11 @@ class VocabularyView:
 
     tokenizer: Tokenizer | None
 
+    @property
+    def n_ids(self) -> int:
+        """How many ids there are, numbered from 0."""
+        raise NotImplementedError
+
     def spell(self, token: int) -> str:
         """A token as readable text; its id where there is no tokenizer, or the tokenizer has no such id."""
         if self.tokenizer is None or token >= self.tokenizer.n_vocab:
@@ -19,12 +24,15 @@ class VocabularyView:
         return self.tokenizer.token_str(token)
 
     def token_id(self, token: str | int) -> int:
-        """The id of a token given as text or id; InputError where the text is not exactly one token."""
-        if not isinstance(token, str):
-            return int(token)
-        if self.tokenizer is None:
+        """The id of a token given as text or id; InputError where the text is not exactly one token, and for ids that
+        the network does not have.
+        """
+        if isinstance(token, str) and self.tokenizer is None:
             raise InputError(f"the token {token!r} was given as text, but this network has no tokenizer: give its id")
-        return one_token(self.tokenizer, token)
+        number = one_token(self.tokenizer, token) if isinstance(token, str) and self.tokenizer else int(token)
+        if not 0 <= number < self.n_ids:
+            raise InputError(f"token {number}: there are {self.n_ids}, numbered from 0")
+        return number
 
     def largest(self, values: Tensor, k: int) -> list[tuple[str, float]]:
         """The k tokens with the largest of `values` [v], as text, with the values."""

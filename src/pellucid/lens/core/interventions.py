@@ -73,6 +73,27 @@ def resolve(edits: Sequence[Edit], a: Architecture) -> list[Edit]:
     return resolved
 
 
+def check_reached(edits: Sequence[Edit], frame: EditContext) -> None:
+    """Raise EditError for rows and positions that no text of a full pass has, where an edit would change nothing.
+
+    Generation has no such check: it may still reach a position.
+    """
+    for edit in edits:
+        letters, width = axes(edit.name), frame.queries.size(1)
+        for option in ("row", "pos", "key"):
+            indices = getattr(edit, option)
+            if indices is None:
+                continue
+            if option == "row":
+                n, what = len(frame.rows), "rows"
+            else:
+                places = frame.places(edit.name, letters[axis_of(option, letters)], width)
+                n, what = int(places.max()) + 1, "positions"
+            last = indices.start or 0 if isinstance(indices, slice) else max(indices)
+            if last >= n:
+                raise EditError(f"{option} = {last} of {edit.name}: this input has {n} {what}, counted from 0")
+
+
 def functions(edits: Sequence[Edit], frame: EditContext) -> Functions:
     """Resolved edits as functions of the tensors, by name."""
     by_name: Functions = {}
@@ -180,7 +201,7 @@ def axis_of(option: str, letters: Sequence[str]) -> int:
 def _check_places(edit: Edit, full: str, a: Architecture) -> None:
     """Raise EditError for options without an axis in the tensor, and for heads and neurons that do not exist."""
     letters = axes(full)
-    sizes = {"head": a.n_heads, "kv_head": a.n_kv_heads, "neuron": a.d_ff}
+    sizes = axis_sizes(a, full)
     for option in PLACES:
         indices = getattr(edit, option)
         if indices is None:
@@ -191,9 +212,10 @@ def _check_places(edit: Edit, full: str, a: Architecture) -> None:
             raise EditError(
                 f"{option} was given for {full}, whose axes are {row(full).axes}: give {other}, or leave it out"
             )
-        last = (indices.stop or 0) - 1 if isinstance(indices, slice) else max(indices, default=-1)
-        if option in sizes and last >= sizes[option]:
-            raise EditError(f"{option} = {last} of {full}: there are {sizes[option]}, counted from 0")
+        last = (indices.stop or 0) - 1 if isinstance(indices, slice) else max(indices)
+        n = sizes.get(letters[axis_of(option, letters)])
+        if n is not None and last >= n:
+            raise EditError(f"{option} = {last} of {full}: there are {n}, counted from 0")
 
 
 def _check_value(edit: Edit, full: str, value: Any, a: Architecture) -> None:

@@ -1,8 +1,9 @@
 """A recording: one forward pass, whose tensors can be read by name."""
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, Self, overload
 
 import torch
 from torch import Tensor
@@ -13,7 +14,15 @@ from pellucid.edits import Edit
 from pellucid.lens.core.forward import ForwardPass, frozen_network
 from pellucid.lens.core.input_view import InputView
 from pellucid.lens.core.inputs import InputError, Inputs
-from pellucid.lens.core.interventions import Functions, edit_context, frozen, functions, refers_to_clean, resolve
+from pellucid.lens.core.interventions import (
+    Functions,
+    check_reached,
+    edit_context,
+    frozen,
+    functions,
+    refers_to_clean,
+    resolve,
+)
 from pellucid.model import Recorder, Tap, Transformer
 from pellucid.tensor_names import TEMPLATES_BEFORE, canonical, names, of_symbol, select
 from pellucid.text.tokenizers.base import Tokenizer
@@ -51,12 +60,13 @@ class Recording(InputView):
         a = network.architecture
         asked = frozenset(select(sorted(self.keep - set(DERIVED)), a)) if self.keep else frozenset()
         resolved = resolve(edits, a)
+        context = edit_context(inputs.real, None if inputs.source is None else inputs.source.real)
+        check_reached(resolved, context)
         if clean_names := refers_to_clean(resolved):
             clean = Recording(network, tokenizer, inputs, clean_names)
             resolved = frozen(resolved, clean.values)
         self.edits = tuple(resolved)
-        source = None if inputs.source is None else inputs.source.real
-        self.functions: Functions = functions(resolved, edit_context(inputs.real, source))
+        self.functions: Functions = functions(resolved, context)
         self.passes: dict[str, ForwardPass] = {}
         self.values: dict[str, Tensor] = {}
         with frozen_network(network, grad):
@@ -87,6 +97,10 @@ class Recording(InputView):
     @property
     def architecture(self) -> Architecture:
         return self.network.architecture
+
+    @property
+    def n_ids(self) -> int:
+        return self.architecture.n_vocab
 
     # Tensors --------------------------------------------------------------------------------
 
@@ -138,7 +152,8 @@ class Recording(InputView):
             missing = [name for name in missing if name != "logits"]
         if self.grad and missing:
             raise KeyError(
-                f"{missing[0]} is not in the graph of this trace: trace with keep=[{missing[0]!r}] and grad=True"
+                f"{missing[0]} is not in the graph of this trace: trace with grad=True and keep=[{missing[0]!r}], or "
+                "keep='*' for every tensor; for values without gradients, use this trace's detached()"
             )
         groups: dict[str, list[str]] = {}
         for name in missing:
@@ -198,6 +213,15 @@ class Recording(InputView):
     def _read_out(self) -> Tensor:
         with frozen_network(self.network, self.grad):
             return self._edits()("logits", self.network.unembed(self._final))
+
+    def detached(self) -> Self:
+        """The same recording outside the autograd graph, where tensors that were not kept can be recomputed."""
+        if not self.grad:
+            return self
+        recording = copy.copy(self)
+        recording.grad, recording._final = False, self._final.detach()
+        recording.values = {name: x.detach() for name, x in self.values.items()}
+        return recording
 
     @property
     def nbytes(self) -> int:

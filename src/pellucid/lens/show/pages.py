@@ -50,6 +50,7 @@ def show_trace(t: Recording, panels: Sequence[PanelName] = TRACE_PANELS, *, row:
         raise InputError(f"row {row}: the trace has {len(t.inputs.lengths)}, counted from 0")
     if t.architecture.readout == "none":  # what is read from logits cannot be drawn
         panels = [name for name in panels if name in ("attention", "heads")]
+    t = t.detached()
     words, n = Glossary(t), t.inputs.lengths[row]
     scores: list[torch.Tensor] = []
     makers = {

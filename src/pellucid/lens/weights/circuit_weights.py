@@ -48,6 +48,10 @@ class CircuitWeights(VocabularyView):
         return a.encoder if self.part == "encoder" and a.encoder is not None else a
 
     @property
+    def n_ids(self) -> int:
+        return self.architecture.n_vocab
+
+    @property
     def engine(self) -> Any:
         """The module of this part: the network, or its encoder."""
         return self.network.encoder if self.part == "encoder" else self.network

@@ -37,6 +37,10 @@ class Embeddings(VocabularyView):
         self.of, self.tokenizer = of, None if of == "positions" else tokenizer
         self.table: Tensor = tables[of].detach()
 
+    @property
+    def n_ids(self) -> int:
+        return len(self.table)
+
     def neighbours(
         self, token: str | int, k: int = 10, by: Literal["cosine", "product", "distance"] = "cosine"
     ) -> list[tuple[str, float]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pellucid.architecture import Architecture
 from pellucid.edits import Edit, EditError
-from pellucid.lens.core.interventions import among, resolve
+from pellucid.lens.core.interventions import among, axis_of, resolve
 from pellucid.model import Transformer
 from pellucid.model.mlp import MixtureOfExperts
 from pellucid.model.norm import Identity
@@ -179,11 +179,13 @@ def _affine(edit: Edit, part: Backbone) -> Affine:
     inner = [letter for letter in letters if letter in sizes]
     shape = [sizes[letter] for letter in inner]
     chosen = torch.ones(shape, dtype=torch.bool)
-    for option, letter in (("head", "h"), ("kv_head", "g"), ("neuron", "f")):
+    for option in ("head", "kv_head", "neuron"):
         indices = getattr(edit, option)
         if indices is not None:
-            here = among(torch.arange(sizes[letter]), indices)
-            chosen = chosen & here.view([-1 if k == inner.index(letter) else 1 for k in range(len(inner))])
+            axis = axis_of(option, inner)
+            chosen = chosen & among(torch.arange(shape[axis]), indices).view(
+                [-1 if k == axis else 1 for k in range(len(inner))]
+            )
     numbers = edit.value.detach().cpu() if isinstance(edit.value, Tensor) else edit.value
     value = torch.as_tensor(0.0 if numbers is None else numbers, dtype=torch.float64, device="cpu")
     if value.ndim == len(letters):

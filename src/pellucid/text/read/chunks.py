@@ -30,13 +30,15 @@ class TextChunk(NamedTuple):
     """Part of a document: its text, the bytes of the file it stands for, and the number of sequences that were not
     UTF-8.
 
-    `raw` keeps those bytes if there were such sequences, because the text no longer shows them.
+    `raw` keeps those bytes if there were such sequences, because the text no longer shows them. `halves` is the number
+    of halves of characters (lone surrogates, which JSON can escape) that became U+FFFD.
     """
 
     text: str
     n_bytes: int
     replaced: int = 0
     raw: bytes = b""
+    halves: int = 0
 
     def cut(self, i: int) -> "tuple[TextChunk, TextChunk]":
         """Split the chunk after the first `i` characters."""
@@ -66,7 +68,8 @@ def piece_of_text(text: str) -> TextChunk:
         return TextChunk(text, len(text.encode()))
     except UnicodeEncodeError:
         repaired = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        return TextChunk(repaired, len(repaired.encode()), repaired.count("\ufffd") - text.count("\ufffd"))
+        halves = repaired.count("\ufffd") - text.count("\ufffd")
+        return TextChunk(repaired, len(repaired.encode()), halves=halves)
 
 
 def pieces_of(chunks: Iterable[bytes]) -> Iterator[TextChunk]:

@@ -1,9 +1,11 @@
 """Conversations, for training a model to answer.
 
     .jsonl   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]}
+             {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]}  (ShareGPT)
 
-There is one conversation on each line, in UTF-8; other fields are ignored and blank lines are skipped. An error names
-the file and line of an unreadable conversation.
+There is one conversation on each line, in UTF-8 (or the encoding of a byte order mark); other fields are ignored and
+blank lines are skipped. Files may be compressed (.gz, .zst). An error names the file and line of an unreadable
+conversation.
 """
 
 import itertools
@@ -12,25 +14,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pellucid.text.chat_template import check_messages
+from pellucid.text.chat_template import check_messages, is_learned
 from pellucid.text.read.chunks import DocumentError
 from pellucid.text.read.find import ReadOptions, find_files
-from pellucid.text.read.formats import LONGEST
+from pellucid.text.read.formats import is_turns
 from pellucid.text.read.rows import (
     Progress,
     RowFormat,
     Rows,
     RowSplit,
     held_out_rows,
+    lines_of_file,
     read_json_object,
     read_rows,
     read_rows_with_held_out,
+    row_suffix,
     rows_of_named_files,
 )
 
 Messages = list[dict[str, Any]]
 #: files of a folder that are looked into to find out what they hold
 LOOKED_INTO = 3
+#: the roles of those who speak in ShareGPT's rows
+ROLE_OF = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
 
 class ConversationsError(DocumentError):
@@ -73,10 +79,10 @@ def holds_conversations(paths: Sequence[str], reading: ReadOptions | None = None
     try:
         files_by_name = find_files([Path(path) for path in paths], [], reading)
         files = [files_by_name[name].path for name in sorted(files_by_name)]
-        others = (file for file in files if file.suffix.lower() not in CONVERSATIONS.readers)
+        others = (file for file in files if row_suffix(file) not in CONVERSATIONS.readers)
         if any(not file.is_file() or file.stat().st_size for file in others):  # usually the first of them says so
             return False
-        files = [file for file in files if file.suffix.lower() in CONVERSATIONS.readers]
+        files = [file for file in files if row_suffix(file) in CONVERSATIONS.readers]
         if not all(file.is_file() for file in files):  # opening a named pipe would wait for its writer
             return False
         files = [file for file in files if file.stat().st_size]
@@ -89,27 +95,39 @@ def holds_conversations(paths: Sequence[str], reading: ReadOptions | None = None
 
 def _first_row(file: Path) -> str:
     """The first line that is not blank, "" where there is none."""
-    with file.open(encoding="utf-8-sig") as lines:
-        first = lines.readline(LONGEST)
-        while first.isspace():
-            first = lines.readline(LONGEST)
-    return first
+    with file.open("rb") as opened:
+        return next((line.decode() for line in lines_of_file(file, opened) if line.strip()), "")
 
 
 def _is_conversation(line: str) -> bool:
     row = json.loads(line)
-    return isinstance(row, dict) and isinstance(row.get("messages"), list)
+    return isinstance(row, dict) and (isinstance(row.get("messages"), list) or is_turns(row.get("conversations")))
 
 
 def _messages(line: str) -> Messages:
     row = read_json_object(line, "an object with the field messages")
-    if not isinstance(row.get("messages"), list):
+    turns = row.get("messages")
+    if not isinstance(turns, list) and is_turns(row.get("conversations")):
+        turns = [_message_of(turn) for turn in row["conversations"]]
+    if not isinstance(turns, list):
         raise ValueError(f"no field 'messages', expected a list; the fields are {', '.join(row) or 'none'}")
-    messages = check_messages(row["messages"])
-    if not any(message["role"] == "assistant" and message["content"] for message in messages):
+    messages = check_messages(turns)
+    for number, message in enumerate(messages, 1):
+        if message["role"] == "assistant" and message.get("weight", 1) not in (0, 1):
+            raise ValueError(f"message {number} has the weight {message['weight']}, expected 1, or 0 to not learn it")
+    if not any(is_learned(message) and message["content"] for message in messages):
         raise ValueError("no message of the assistant, expected at least one, whose text is learned")
     json.dumps(messages, ensure_ascii=False).encode()
     return messages
+
+
+def _message_of(turn: Any) -> Any:
+    """A turn of ShareGPT's, {"from": ..., "value": ...}, as a message; others as they are."""
+    if not isinstance(turn, dict) or "from" not in turn:
+        return turn
+    if str(turn["from"]) not in ROLE_OF:
+        raise ValueError(f"a turn from {turn['from']!r}, expected one of {', '.join(ROLE_OF)}")
+    return {"role": ROLE_OF[str(turn["from"])], "content": turn.get("value"), "weight": turn.get("weight")}
 
 
 CONVERSATIONS = RowFormat(

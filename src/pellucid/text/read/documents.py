@@ -43,6 +43,7 @@ from pellucid.text.read.scan import (
     use_up,
 )
 from pellucid.text.read.scan_files import FileToScan, scan_files
+from pellucid.text.read.tables import FIELD
 from pellucid.text.workers import WORTH_READERS, choose_workers
 
 __all__ = ["Corpus", "Document", "DocumentError", "ReadOptions", "Skipped", "Source", "bundled", "read_corpus"]
@@ -92,12 +93,53 @@ class Corpus:
                 f"of the files, {first}in {files[0].path} at {files[0].first_replaced}; if the files have "
                 "another encoding, name it: --encoding latin-1"
             )
+        notes += [*self._notes_on_halves(), *self._notes_on_fields(), *self._notes_on_empty_rows()]
         if self.reading.field and not bad and not any(origin.format in ROWS for origin in self.documents.origins):
             notes.append(
                 f"--field {self.reading.field} has no effect: only JSON lines and tables have fields, and none of "
                 "these files is one; if a file's name does not show its format, name it: --format jsonl"
             )
         return notes
+
+    def _notes_on_halves(self) -> list[str]:
+        """A sentence about halves of characters that JSON escapes; none where there are none."""
+        files = [source for source in self.sources if source.halves]
+        if not files:
+            return []
+        halves = sum(source.halves for source in files)
+        are, first = ("is", "") if halves == 1 else ("are", "the first ")
+        return [
+            f"{counted(halves, 'escape')} in JSON {are} half of a character (as \\ud83d is without the \\ude00 behind "
+            f"it) and became U+FFFD, in {len(files):,} of the files, {first}in {files[0].path} at "
+            f"{files[0].first_half}; no encoding mends this: the program that wrote the file cut the text inside a "
+            "character"
+        ]
+
+    def _notes_on_fields(self) -> list[str]:
+        """A sentence about a field that was read because no other holds text; none where it is `text`."""
+        files = [source for source in self.sources if source.field not in ("", FIELD)]
+        if self.reading.field or not files:
+            return []
+        more = f" and of {counted(len(files) - 1, 'more file')}" if len(files) > 1 else ""
+        return [
+            f"no field is called {FIELD!r}: the only one of text was read, {files[0].field!r} of "
+            f"{files[0].path}{more}; if it is not the text, name the text's: --field NAME"
+        ]
+
+    def _notes_on_empty_rows(self) -> list[str]:
+        """A sentence about rows without text, which are no documents; none where every row has some."""
+        files = [source for source in self.sources if source.empty]
+        if not files:
+            return []
+        empty = sum(source.empty for source in files)
+        rows = empty + sum(source.n_documents + source.duplicates for source in files)
+        most = max(files, key=lambda source: source.empty)
+        field = f" in the field {most.field!r}" if most.field else ""
+        of_files, where = (f" of {len(files):,} files", f", the most in {most.path}") if len(files) > 1 else ("", "")
+        have, were = ("has", "was") if empty == 1 else ("have", "were")
+        line = f"{empty:,} of {counted(rows, 'row')}{of_files} {have} no text{field} and {were} left out{where}"
+        others = f"; other fields are {most.other_fields}: if one holds the text, name it: --field NAME"
+        return [line + (others if most.other_fields else "")]
 
     def with_held_out(self, other: "Corpus") -> "Corpus":
         """The documents of `other`, marked as held out, followed by those of this corpus.

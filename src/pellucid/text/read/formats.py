@@ -20,11 +20,20 @@ from typing import Any, BinaryIO
 from pellucid.text.read.chunks import PIECE, DocumentError, TextChunk, piece_of, piece_of_text, pieces_of
 from pellucid.text.read.decompress import Origin, as_utf8
 from pellucid.text.read.html import read_html
-from pellucid.text.read.tables import FIELD, choose_field, listed, read_arrow, read_parquet, refuse_conversations
+from pellucid.text.read.tables import (
+    FIELD,
+    ChosenField,
+    FileDocuments,
+    choose_field,
+    listed,
+    read_arrow,
+    read_parquet,
+    refuse_conversations,
+)
 
 #: a reader turns the content of one open file into its documents, each an iterator of chunks: use one up, or leave it
 #: out, before you ask for the next
-Reader = Callable[[BinaryIO, Origin], Iterator[Iterator[TextChunk]]]
+Reader = Callable[[BinaryIO, Origin], FileDocuments]
 
 #: the longest line and table cell, in bytes: neither an unclosed quotation mark nor a few compressed bytes that unpack
 #: to gigabytes may fill the memory
@@ -33,16 +42,16 @@ LONGEST = 1 << 28
 LARGER = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "gb2312": "gb18030", "gbk": "gb18030"}
 LARGER |= {"shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "tis-620": "cp874"}
 #: a cell in quotation marks, with doubled marks inside
-_QUOTED = re.compile(r'"(?:[^"]|"")*"\Z')
+QUOTED = re.compile(r'"(?:[^"]|"")*"\Z')
 _CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?\s*([\w-]+)", re.IGNORECASE)
 
 
-def read_plain(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
+def read_plain(file: BinaryIO, origin: Origin) -> FileDocuments:
     """Plain text: the file is one document."""
     yield pieces_of(_chunks(as_utf8(file, origin)))
 
 
-def read_page(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
+def read_page(file: BinaryIO, origin: Origin) -> FileDocuments:
     """HTML: its text is one document. An encoding that the page names in <meta charset> is used."""
     buffered = file if hasattr(file, "peek") else io.BufferedReader(file, PIECE)  # type: ignore[arg-type]
     said = _CHARSET.search(buffered.peek(1024)[:1024])  # type: ignore[attr-defined]
@@ -63,13 +72,14 @@ def _encoding_of_page(name: str) -> str:
     return LARGER.get(codec.name, codec.name) if known else "utf-8"
 
 
-def read_json_lines(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
+def read_json_lines(file: BinaryIO, origin: Origin) -> FileDocuments:
     """JSON lines: one object on each line, with its text in one field, or one string on each line.
 
     Once the field is known, a line is parsed only if its document is used.
     """
     field = origin.field
-    for number, line in enumerate(_lines(file, origin), 1):
+    others: tuple[str, ...] = ()
+    for number, line in enumerate(utf8_lines(file, origin), 1):
         if not line.strip():
             continue
         if field:
@@ -83,7 +93,9 @@ def read_json_lines(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChu
             row_name = f"{origin.name}, line {number}"
             refuse_conversations([k for k, v in row.items() if is_turns(v)], texts, row_name)
             field = choose_field(texts, list(row), row_name)
+            others = tuple(name for name in texts if name != field)
         yield iter([_and_replaced(_text_of_row(row, number, origin, field), chunk.replaced)])
+    return ChosenField(field, others)
 
 
 def is_turns(value: Any) -> bool:
@@ -138,19 +150,19 @@ def _text_of(row: dict, field: str, row_name: str) -> str:
     return text or ""
 
 
-def read_csv(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
-    """Comma-separated values (RFC 4180) with a header. A header without commas may use semicolons or tabs."""
-    return _read_table(file, origin, ",;\t")
+def read_csv(file: BinaryIO, origin: Origin) -> FileDocuments:
+    """Comma-separated values (RFC 4180) with a header. One without commas may use semicolons, tabs or bars."""
+    return _read_table(file, origin, ",;\t|")
 
 
-def read_tsv(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
+def read_tsv(file: BinaryIO, origin: Origin) -> FileDocuments:
     """Tab-separated values with a header."""
     return _read_table(file, origin, "\t")
 
 
-def _read_table(file: BinaryIO, origin: Origin, separators: str) -> Iterator[Iterator[TextChunk]]:
+def _read_table(file: BinaryIO, origin: Origin, separators: str) -> FileDocuments:
     # bytes that are not UTF-8 are escaped until their cell is read
-    lines = (line.decode("utf-8", "surrogateescape") for line in _lines(file, origin))
+    lines = (line.decode("utf-8", "surrogateescape") for line in utf8_lines(file, origin))
     first = next((line for line in lines if line.strip()), "")
     separator = next((s for s in separators if s in first), separators[0])
     csv.field_size_limit(LONGEST)
@@ -158,7 +170,7 @@ def _read_table(file: BinaryIO, origin: Origin, separators: str) -> Iterator[Ite
     try:
         header = next(rows, [])
         if not header:
-            return
+            return None
         rows = _TabbedRows(lines, len(header), rows.line_num) if separator == "\t" and len(header) > 1 else rows
         if twice := next((name for name in header if name == (origin.field or FIELD) and header.count(name) > 1), ""):
             raise DocumentError(f"{origin.name} has {header.count(twice)} columns {twice!r}: rename one of them")
@@ -171,6 +183,8 @@ def _read_table(file: BinaryIO, origin: Origin, separators: str) -> Iterator[Ite
                 )
             raw = (row[column] if row else "").encode("utf-8", "surrogateescape")
             yield iter([piece_of(raw)])
+        others = tuple(name for name in header if name != header[column])
+        return ChosenField(header[column], others, separator if separator == "|" else "")
     except csv.Error as error:
         raise DocumentError(f"{origin.name}, line {rows.line_num}: not a table ({error})") from None
 
@@ -194,7 +208,7 @@ class _TabbedRows:
         cells = line.rstrip("\r\n").split("\t")
         if '"' not in line or (len(cells) == self.n and not self._goes_on(cells[-1])):
             return [
-                cell[1:-1].replace('""', '"') if _QUOTED.match(cell) else cell for cell in cells if line.strip("\r\n")
+                cell[1:-1].replace('""', '"') if QUOTED.match(cell) else cell for cell in cells if line.strip("\r\n")
             ]
         self.ahead.insert(0, line)
         self.line_num -= 1
@@ -206,14 +220,14 @@ class _TabbedRows:
         return line
 
     def _goes_on(self, cell: str) -> bool:
-        if not cell.startswith('"') or _QUOTED.match(cell):
+        if not cell.startswith('"') or QUOTED.match(cell):
             return False
         self.ahead += [] if self.ahead else itertools.islice(self.lines, 1)
         return bool(self.ahead) and self.ahead[0].count("\t") != self.n - 1
 
 
-def _lines(file: BinaryIO, origin: Origin) -> Iterator[bytes]:
-    """Lines in UTF-8, with their line ends."""
+def utf8_lines(file: BinaryIO, origin: Origin) -> Iterator[bytes]:
+    """Lines in UTF-8, with their line ends. Raises DocumentError for one that is longer than LONGEST bytes."""
     content, number = as_utf8(file, origin), 0
     while line := content.readline(LONGEST + 1):
         number += 1

@@ -3,16 +3,18 @@
     .tsv     source, a tab, target                    no quoting: a side cannot contain a tab or a newline
     .jsonl   {"source": "...", "target": "..."}       other fields are ignored
 
-There is one pair on each line, in UTF-8; blank lines are skipped. An error names the file and line of an unreadable
-pair.
+There is one pair on each line, in UTF-8 (or the encoding of a byte order mark); blank lines are skipped, and so is a
+first line of a .tsv file that names the columns, source and target. Files may be compressed (.gz, .zst). An error names
+the file and line of an unreadable pair.
 """
 
 from collections.abc import Collection, Iterator
 from functools import cached_property
 from pathlib import Path
 
-from pellucid.text.read.chunks import DocumentError
+from pellucid.text.read.chunks import DocumentError, counted
 from pellucid.text.read.find import ReadOptions
+from pellucid.text.read.formats import QUOTED
 from pellucid.text.read.rows import (
     Progress,
     RowFormat,
@@ -22,6 +24,7 @@ from pellucid.text.read.rows import (
     read_json_object,
     read_rows,
     read_rows_with_held_out,
+    row_suffix,
     rows_of_named_files,
 )
 
@@ -45,6 +48,20 @@ class Pairs(Rows[tuple[str, str]]):
     def n_bytes(self) -> int:
         """Bytes of both sides in UTF-8."""
         return sum(len(text.encode()) for pair in self.rows for text in pair)
+
+    @property
+    def notes(self) -> list[str]:
+        """A sentence about sides in quotation marks, which are text here; spreadsheet programs write them around it."""
+        is_tsv = [row_suffix(Path(file.path)) == ".tsv" for file in self.files]
+        quoted = [k for k, pair in enumerate(self.rows) if is_tsv[self.places[k]] and any(map(QUOTED.match, pair))]
+        if not quoted:
+            return []
+        have, first = ("has", "") if len(quoted) == 1 else ("have", "the first ")
+        return [
+            f"{counted(len(quoted), 'pair')} {have} a side that is all in quotation marks, {first}at "
+            f"{self.place(quoted[0])}; they are read as text: if a spreadsheet program wrote them, write the pairs as "
+            ".jsonl, or remove the marks"
+        ]
 
 
 def read_pairs(
@@ -97,6 +114,7 @@ PAIRS = RowFormat(
     "pairs are read from .tsv (two columns) and .jsonl files",
     {".tsv": _columns, ".jsonl": _fields},
     PairsError,
+    {".tsv": "source\ttarget"},
 )
 
 

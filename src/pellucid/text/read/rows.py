@@ -4,17 +4,29 @@ A row keeps the file and the line it was read from, so that every error can name
 """
 
 import hashlib
+import io
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, BinaryIO, Generic, Self, TypeVar, cast
 
 import numpy as np
 
-from pellucid.text.read.chunks import DocumentError, counted
-from pellucid.text.read.find import FoundFile, ReadOptions, Skipped, Unreadable, find_files, leave_out, refuse_or_skip
+from pellucid.text.read.chunks import PIECE, DocumentError, counted
+from pellucid.text.read.decompress import PACKED, HashingFile, unpacked
+from pellucid.text.read.find import (
+    FoundFile,
+    ReadOptions,
+    Skipped,
+    Unreadable,
+    find_files,
+    leave_out,
+    origin_of,
+    refuse_or_skip,
+)
+from pellucid.text.read.formats import utf8_lines
 from pellucid.text.read.scan import Source
 from pellucid.text.split import PARTS
 
@@ -34,6 +46,7 @@ class RowFormat(Generic[T]):
     hint      what an error adds for another file
     readers   the function that reads a line, by the suffix of its file; it raises ValueError for a line that is no row
     error     what is raised where a file or a line cannot be read
+    headers   the first line, by the suffix of its file, that names the columns and is no row, in small letters
     """
 
     noun: str
@@ -41,6 +54,7 @@ class RowFormat(Generic[T]):
     hint: str
     readers: Mapping[str, Callable[[str], T]]
     error: type[DocumentError]
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,11 @@ class Rows(Generic[T]):
         """Bytes of the texts in UTF-8."""
         raise NotImplementedError
 
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about the rows that their owner should know."""
+        return []
+
     def place(self, row: int) -> str:
         """Where a row was read, as FILE:LINE."""
         return f"{self.files[self.places[row]].path}:{self.lines[row]}"
@@ -120,7 +139,7 @@ def read_rows(
                 skipped.append(Skipped(relative, reason))
             else:
                 rows.add(relative, files[relative].path, progress)
-        except form.error as error:
+        except DocumentError as error:
             bad.append(Unreadable(relative, str(files[relative].path), str(error)))
         except OSError as error:
             reason = f"{relative}: it cannot be read: {error.strerror}"
@@ -153,9 +172,20 @@ def read_rows_with_held_out(
     return read_rows(kind, form, paths, progress, reading, without=resolved).with_held_out(measured)
 
 
+def row_suffix(path: Path) -> str:
+    """The suffix that says how the rows of a file are written, without that of its compression."""
+    return Path(path.stem if path.suffix.lower() in PACKED else path.name).suffix.lower()
+
+
+def lines_of_file(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    """The lines of an open file, decompressed, in UTF-8 if a byte order mark names another Unicode encoding."""
+    origin = origin_of(path, str(path), ReadOptions())
+    return utf8_lines(unpacked(file, origin), origin)
+
+
 def _why_no_rows(file: FoundFile, form: RowFormat[Any]) -> str:
     """Why a file in a folder holds no rows, empty if it may. Raises the format's error for a file that was named."""
-    if file.path.suffix.lower() in form.readers and file.path.is_file():
+    if row_suffix(file.path) in form.readers and file.path.is_file():
         return ""
     reason = f"not a {form.expected} file" if file.path.exists() else "it does not exist"
     if file.explicit:
@@ -175,43 +205,39 @@ class _RowsSoFar:
 
     def add(self, relative: str, path: Path, progress: Progress) -> None:
         """Add every row of a file. Raises the format's error, and adds none, if a line is not a row."""
-        rows, lines, hashed = [], [], _HashedLines(path)
-        for number, row in read_lines(path, hashed, self.form):
-            rows.append(row)
-            lines.append(number)
-            if progress and not len(lines) % TOGETHER:
-                progress("reading", len(self.lines) + len(lines), 0)
+        rows, lines = [], []
+        with path.open("rb") as file:
+            hashed = HashingFile(file)
+            content = lines_of_file(path, cast(BinaryIO, io.BufferedReader(hashed, PIECE)))
+            for number, row in read_lines(path, content, self.form):
+                rows.append(row)
+                lines.append(number)
+                if progress and not len(lines) % TOGETHER:
+                    progress("reading", len(self.lines) + len(lines), 0)
+            hashed.exhaust()
         self.rows += rows
         self.places += [len(self.files)] * len(rows)
         self.lines += lines
         self.files.append(Source(relative, hashed.n_bytes, hashed.digest.hexdigest(), len(rows), 0))
 
 
-class _HashedLines:
-    """The lines of a file as bytes without their line ends, hashed and counted as they are read."""
-
-    def __init__(self, path: Path):
-        self.path, self.digest, self.n_bytes = path, hashlib.sha256(), 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        with self.path.open("rb") as file:
-            for line in file:
-                self.digest.update(line)
-                first = not self.n_bytes
-                self.n_bytes += len(line)
-                yield (line.removeprefix(b"\xef\xbb\xbf") if first else line).removesuffix(b"\n").removesuffix(b"\r")
-
-
-def read_lines(path: Path, lines: Any, form: RowFormat[T]) -> Iterator[tuple[int, T]]:
+def read_lines(path: Path, lines: Iterator[bytes], form: RowFormat[T]) -> Iterator[tuple[int, T]]:
     """The rows of one file with their line numbers, from 1."""
-    read = form.readers[path.suffix.lower()]
-    for number, raw in enumerate(lines, 1):
+    read, header = form.readers[row_suffix(path)], form.headers.get(row_suffix(path))
+    for number, ended in enumerate(lines, 1):
+        raw = ended.removesuffix(b"\n").removesuffix(b"\r")
         if not raw.strip(b" \r\n"):
             continue
         try:
-            row = read(raw.decode())
+            line = raw.decode()
+            names_columns, header = line.lower() == header, None
+            if names_columns:
+                continue
+            row = read(line)
         except UnicodeDecodeError as error:
-            raise form.error(f"{path}:{number}: byte {error.start + 1} of the line is not UTF-8") from None
+            raise form.error(
+                f"{path}:{number}: byte {error.start + 1} of the line is not UTF-8: convert the file to UTF-8"
+            ) from None
         except UnicodeEncodeError:
             raise form.error(f"{path}:{number}: a lone surrogate, which is half a character") from None
         except ValueError as error:

@@ -16,16 +16,19 @@ from typing import Any, BinaryIO, cast, overload
 
 import numpy as np
 
-from pellucid.text.read.chunks import PIECE, ChangedError, DocumentError, TextChunk
+from pellucid.text.read.chunks import PIECE, ChangedError, DocumentError, TextChunk, piece_of_text
 from pellucid.text.read.decompress import HashingFile, Origin, as_utf8, unpacked
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.read.formats import READERS, ROWS, SEEKING, UNREAD
+from pellucid.text.read.tables import ChosenField, FileDocuments, listed
 from pellucid.text.scripts import NO_LETTERS, sampled_script_of
 
 #: how many bytes of a file decide whether it is text, and the share of undecodable bytes allowed there
 HEAD, MOST_UNDECODABLE = 8192, 0.3
 #: bytes of a digest
 DIGEST = 32
+#: characters of a field's name that are kept: the first line of a table without names may be a long text
+SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,10 @@ class Source:
     n_documents       documents of this file in the corpus, without `empty` rows and `duplicates`
     replaced          how many byte sequences were not text and became U+FFFD; `first_replaced` is the position of the
     first
+    halves            how many halves of characters, escaped in JSON, became U+FFFD; `first_half` is the row of the
+    first
+    field             the field or column that was read; `other_fields` lists the others where most rows have no text
+    separator         what separates a table's columns, where earlier versions read them as one
     encoding          the encoding, if it is neither UTF-8 nor given by a byte order mark
     held_out          whether this file was named to be held out
     """
@@ -192,18 +199,25 @@ class Source:
     empty: int = 0
     duplicates: int = 0
     held_out: bool = False
+    halves: int = 0
+    first_half: str = ""
+    field: str = ""
+    other_fields: str = ""
+    separator: str = ""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The file's name, its content hash, and whether it was named to be held out: what decides its tokens."""
-        return (self.path, self.sha256, "held out") if self.held_out else (self.path, self.sha256)
+        """The file's name, its content hash, and how it is used and read where that is not the rule: what decides its
+        tokens.
+        """
+        special = (*(["held out"] if self.held_out else []), *([self.separator] if self.separator else []))
+        return (self.path, self.sha256, *special)
 
 
-def documents_of(origin: Origin, file: BinaryIO | None = None) -> Iterator[Iterator[TextChunk]]:
+def documents_of(origin: Origin, file: BinaryIO | None = None) -> FileDocuments:
     """The documents of one file, to be used up in order; `file` is the file if it is open already."""
     if file is not None:
-        yield from READERS[origin.format](unpacked(file, origin), origin)
-        return
+        return (yield from READERS[origin.format](unpacked(file, origin), origin))
     try:
         own = origin.path.open("rb")
     except FileNotFoundError:
@@ -211,7 +225,7 @@ def documents_of(origin: Origin, file: BinaryIO | None = None) -> Iterator[Itera
     except OSError as error:
         raise DocumentError(f"{origin.name} cannot be opened: {error.strerror}") from None
     with own:
-        yield from READERS[origin.format](unpacked(own, origin), origin)
+        return (yield from READERS[origin.format](unpacked(own, origin), origin))
 
 
 def why_not(origin: Origin, reading: ReadOptions) -> str:
@@ -267,7 +281,7 @@ def scan(
 
 
 def _is_utf8(file: BinaryIO, origin: Origin) -> bool:
-    """Whether every byte of an open file is UTF-8. A JSON row may still contain half a character as an escape."""
+    """Whether every byte of an open file is UTF-8. A page that names another encoding may still not be text in it."""
     file.seek(0)
     decoder, content = codecs.getincrementaldecoder("utf-8")("strict"), as_utf8(unpacked(file, origin), origin)
     try:
@@ -298,11 +312,24 @@ def _count_hashed(origin: Origin, file: BinaryIO, hashed: HashingFile, documents
     return counts
 
 
+class _WithField:
+    """Iterates over the documents of an open file; `field` is then the one that was read."""
+
+    def __init__(self, origin: Origin, file: BinaryIO):
+        self.documents, self.field = documents_of(origin, file), ChosenField("")
+
+    def __iter__(self) -> Iterator[Iterator[TextChunk]]:
+        self.field = (yield from self.documents) or self.field
+
+
 def _count(origin: Origin, file: BinaryIO, documents: Documents) -> dict[str, Any]:
-    """Add the documents of an open file. Returns how many rows were empty and how many sequences were not text."""
-    empty = replaced = 0
-    first = ""
-    for index, pieces in enumerate(documents_of(origin, file)):
+    """Add the documents of an open file. Returns how many rows were empty, how many sequences were not text, and which
+    field was read.
+    """
+    empty = replaced = halves = 0
+    first = first_half = ""
+    before, rows = len(documents), _WithField(origin, file)
+    for index, pieces in enumerate(rows):
         digest, n_bytes, n_characters, script = hashlib.sha256(), 0, 0, ""
         for piece in pieces:
             script = script or (sampled_script_of(piece.text) if piece.text else "")
@@ -310,12 +337,29 @@ def _count(origin: Origin, file: BinaryIO, documents: Documents) -> dict[str, An
                 first = f"row {index + 1}" if origin.format in ROWS else _place(piece, n_bytes)
             digest.update(piece.text.encode())
             n_bytes, n_characters = n_bytes + piece.n_bytes, n_characters + len(piece.text)
-            replaced += piece.replaced
+            if piece.halves and not first_half:
+                first_half = f"row {index + 1}"
+            replaced, halves = replaced + piece.replaced, halves + piece.halves
         if n_characters:
             documents.add(len(documents.origins), index, n_bytes, n_characters, digest.digest(), script)
         else:
             empty += 1
-    return {"empty": empty, "replaced": replaced, "first_replaced": first}
+    name, others, separator = rows.field
+    return {
+        "empty": empty,
+        "replaced": replaced,
+        "first_replaced": first,
+        "halves": halves,
+        "first_half": first_half,
+        "field": _shown(name),
+        "other_fields": listed(map(_shown, others)) if others and empty > len(documents) - before else "",
+        "separator": separator,
+    }
+
+
+def _shown(field: str) -> str:
+    """The name of a field, its beginning where it is long, without halves of characters, which cannot be printed."""
+    return piece_of_text(field if len(field) <= SHOWN else f"{field[:SHOWN]}...").text
 
 
 def _place(piece: TextChunk, before: int) -> str:

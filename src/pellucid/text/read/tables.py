@@ -1,9 +1,9 @@
 """Read tables of Apache Arrow: Parquet files, and Hugging Face data sets on disk. One column holds the text."""
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from pellucid.text.read.chunks import PIECE, DocumentError, TextChunk, piece_of_text
 from pellucid.text.read.decompress import Origin, extra
@@ -14,6 +14,21 @@ FIELD = "text"
 TURNS = ("messages", "conversations")
 #: how many rows are in memory at once
 ROWS_TOGETHER = 256
+
+
+class ChosenField(NamedTuple):
+    """The field or column that was read as the text, "" where rows are strings, and the others that may hold text.
+
+    `separator` is what stands between the columns where earlier versions read them as one.
+    """
+
+    name: str
+    others: tuple[str, ...] = ()
+    separator: str = ""
+
+
+#: the documents of a file, each an iterator of chunks; what is returned behind the last says which field was read
+FileDocuments = Generator[Iterator[TextChunk], None, ChosenField | None]
 
 
 def choose_field(of_text: Sequence[str], every: Sequence[str], name: str, asked: str = "", what: str = "field") -> str:
@@ -36,8 +51,7 @@ def refuse_conversations(lists: Sequence[str], of_text: Sequence[str], name: str
     if FIELD not in of_text and (turns := [field for field in TURNS if field in lists]):
         raise DocumentError(
             f"{name}: the {what} {turns[0]!r} holds a conversation, and text is to be read: give --objective chat, "
-            "which learns the answers in .jsonl files whose rows have messages, or choose a field of text with --field "
-            "NAME"
+            "which learns the answers in .jsonl files, or choose a field of text with --field NAME"
         )
 
 
@@ -47,17 +61,18 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "") or "none"
 
 
-def read_parquet(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
+def read_parquet(file: BinaryIO, origin: Origin) -> FileDocuments:
     """Parquet: each row's text in one column is a document."""
     parquet = extra("pyarrow.parquet", origin.name)
     with _errors(origin), _seekable(file, origin) as table:
         opened = parquet.ParquetFile(table, buffer_size=PIECE, pre_buffer=False)
         column = _column(opened.schema_arrow, origin)
-        for batch in opened.iter_batches(ROWS_TOGETHER, columns=[column], use_threads=False):
+        for batch in opened.iter_batches(ROWS_TOGETHER, columns=[column.name], use_threads=False):
             yield from _rows(batch.column(0))
+        return column
 
 
-def read_arrow(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
+def read_arrow(file: BinaryIO, origin: Origin) -> FileDocuments:
     """Arrow's stream or file format, as `datasets` saves it: each row's text in one column is a document."""
     ipc = extra("pyarrow.ipc", origin.name)
     with _errors(origin), _seekable(file, origin) as table:
@@ -68,7 +83,8 @@ def read_arrow(file: BinaryIO, origin: Origin) -> Iterator[Iterator[TextChunk]]:
         batches = (opened.get_batch(i) for i in range(opened.num_record_batches)) if is_file else opened
         for batch in batches:
             for start in range(0, batch.num_rows, ROWS_TOGETHER):
-                yield from _rows(batch.column(column).slice(start, ROWS_TOGETHER))
+                yield from _rows(batch.column(column.name).slice(start, ROWS_TOGETHER))
+        return column
 
 
 def _rows(column: Any) -> Iterator[Iterator[TextChunk]]:
@@ -76,7 +92,7 @@ def _rows(column: Any) -> Iterator[Iterator[TextChunk]]:
         yield iter([piece_of_text(text or "")])
 
 
-def _column(schema: Any, origin: Origin) -> str:
+def _column(schema: Any, origin: Origin) -> ChosenField:
     types = extra("pyarrow", origin.name).types
 
     def is_text(kind: Any) -> bool:
@@ -98,7 +114,7 @@ def _column(schema: Any, origin: Origin) -> str:
             f"{origin.name}: column {column!r} holds {schema.field(column).type}, expected text; "
             f"columns of text are {', '.join(of_text) or 'none'}"
         )
-    return column
+    return ChosenField(column, tuple(name for name in of_text if name != column))
 
 
 @contextmanager

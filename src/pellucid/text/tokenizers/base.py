@@ -33,6 +33,8 @@ MASK, BLANK = "<|mask|>", "[MASK]"
 MASKS = (MASK, "[MASK]", "<mask>")
 #: the file beside a tokenizer.json that names the end of a text where the tokenizer.json does not
 OPTIONS_FILE = "tokenizer_config.json"
+#: the file beside it for the ids with a use of their own that a model's files name: which start targets and end texts
+IDS_FILE = "ids.json"
 
 
 class TokenizerError(ValueError):
@@ -54,6 +56,11 @@ class Tokenizer(abc.ABC):
     before     the ids that another project's tokenizer puts before a text that a model reads, such as <bos> or [CLS]
     after      and after one that a masked model reads, such as [SEP]; our own tokenizers put nothing anywhere
     notes      sentences about how it was made
+
+    What a model's files say goes before what the tokenizer's own say (`with_model_ids`):
+
+    model_start  the id that starts targets, None where the files name none or the one that the tokenizer names too
+    model_ends   the ids that end generation beside the separator
     """
 
     kind: str
@@ -69,16 +76,16 @@ class Tokenizer(abc.ABC):
     notes: tuple[str, ...] = ()
     #: the name of the separator where tokenizer.json does not say it; `save` writes it into OPTIONS_FILE
     named_end: str = ""
+    model_start: int | None = None
+    model_ends: tuple[int, ...] = ()
 
     @abc.abstractmethod
     def to_json(self) -> str:
         """The tokenizer as the text of a Hugging Face tokenizer.json."""
 
     @abc.abstractmethod
-    def with_special(self, *names: str) -> "Tokenizer":
-        """The same tokenizer with more special ids at the end, such as `<|mask|>`. Raises TokenizerError for a taken
-        name.
-        """
+    def _with_special(self, *names: str) -> "Tokenizer":
+        """A tokenizer with these special ids too, whose names have been checked."""
 
     @abc.abstractmethod
     def _encode(self, text: str) -> list[int]:
@@ -95,14 +102,18 @@ class Tokenizer(abc.ABC):
 
     @property
     def start(self) -> int:
-        """The id that starts a target when there is a source: the separator, or <pad> in T5's vocabularies."""
+        """The id that starts a target when there is a source: what the model's files name, else the separator, or <pad>
+        in T5's vocabularies.
+        """
+        if self.model_start is not None:
+            return self.model_start
         padded = "<extra_id_0>" in self.special and "<pad>" in self.special
         return self.special["<pad>"] if padded else self.separator
 
     @property
     def ends(self) -> list[int]:
-        """The ids that end generation: the separator, if there is one."""
-        return [self.separator]
+        """The ids that end generation: the separator, if there is one, and those that the model's files name."""
+        return [self.separator, *self.model_ends]
 
     @property
     def opening(self) -> list[int]:
@@ -132,6 +143,26 @@ class Tokenizer(abc.ABC):
         first = [self.special["<s>"]] if "<s>" in self.special else []
         return [*first, *(int(i) for i in ids), self.separator]
 
+    def with_special(self, *names: str) -> "Tokenizer":
+        """The same tokenizer with more special ids at the end, such as `<|mask|>`. Raises TokenizerError for a taken
+        name.
+        """
+        check_special(self, names)
+        return self._with_special(*names).with_model_ids(self.model_start, self.ends)
+
+    def with_model_ids(self, start: int | None, ends: Sequence[int]) -> "Tokenizer":
+        """The same tokenizer with the ids that a model's files name for starting targets and for ending texts.
+
+        Without a `start`, or without `ends`, those of this tokenizer stay. `save` keeps both in IDS_FILE.
+        """
+        model_start = self.model_start if start in (None, self.start) else start
+        model_ends = tuple(i for i in ends if i != self.separator) if ends else self.model_ends
+        if (model_start, model_ends) == (self.model_start, self.model_ends):
+            return self
+        changed = copy.copy(self)
+        changed.model_start, changed.model_ends = model_start, model_ends
+        return changed
+
     def bare(self) -> "Tokenizer":
         """The same tokenizer with nothing before and after a text, for a model that was trained without that.
 
@@ -156,6 +187,16 @@ class Tokenizer(abc.ABC):
         return _hash_of(json.loads(self.to_json()) | {"post_processor": None})
 
     def save(self, folder: str | Path) -> Path:
+        """Write `save_alone`'s files into `folder` and return the path of `tokenizer.json`.
+
+        What the files of a model say of the ids (`with_model_ids`) goes into `ids.json` beside it.
+        """
+        path = self.save_alone(folder)
+        if self.model_start is not None or self.model_ends:
+            write_model_ids(path.parent, self)
+        return path
+
+    def save_alone(self, folder: str | Path) -> Path:
         """Write `tokenizer.json` into `folder`, whole or not at all, and return its path.
 
         Where that file does not say which token ends a text, `tokenizer_config.json` beside it does.
@@ -384,14 +425,27 @@ def settle_end(content: dict[str, Any], known: Sequence[str], ends: Sequence[str
     )
 
 
-def options_in(text: str) -> dict[str, Any]:
-    """The content of a tokenizer_config.json. Raises TokenizerError where it is no object."""
+def write_model_ids(folder: Path, tokenizer: Tokenizer) -> None:
+    """Write IDS_FILE: the ids that end a text, the separator first, and the one that starts targets; nothing where
+    neither is known.
+    """
+    content: dict[str, Any] = {"ends": tokenizer.ends} if tokenizer.ends else {}
+    content |= {} if tokenizer.model_start is None else {"start": tokenizer.model_start}
+    if content:
+        replace_file(folder / IDS_FILE, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def options_in(text: str, name: str = OPTIONS_FILE) -> dict[str, Any]:
+    """The content of a tokenizer_config.json, or of another file of this `name` beside a tokenizer's.
+
+    Raises TokenizerError where it is no object.
+    """
     try:
         options = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise TokenizerError(f"{OPTIONS_FILE} beside it is not valid JSON: {error}") from None
+        raise TokenizerError(f"{name} beside it is not valid JSON: {error}") from None
     if not isinstance(options, dict):
-        raise TokenizerError(f"{OPTIONS_FILE} beside it holds {type(options).__name__}: expected an object")
+        raise TokenizerError(f"{name} beside it holds {type(options).__name__}: expected an object")
     return options
 
 

@@ -21,7 +21,6 @@ from pellucid.text.tokenizers.base import (
     SEPARATOR,
     Tokenizer,
     TokenizerError,
-    check_special,
     check_text,
     options_in,
     settle_end,
@@ -160,8 +159,7 @@ class BPETokenizer(Tokenizer):
     def to_json(self) -> str:
         return self._json
 
-    def with_special(self, *names: str) -> "BPETokenizer":
-        check_special(self, names)
+    def _with_special(self, *names: str) -> "BPETokenizer":
         engine = Engine.from_str(self._json)
         engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
         # accepted patterns are not checked again

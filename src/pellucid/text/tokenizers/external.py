@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
-from pellucid.text.tokenizers.base import Tokenizer, TokenizerError, check_special, options_in, settle_end
+from pellucid.text.tokenizers.base import Tokenizer, TokenizerError, options_in, settle_end
 from pellucid.text.tokenizers.bpe import BYTE_OF, KNOWN_PATTERNS, MarkingEngine, guarded, unreachable
 from pellucid.text.tokenizers.post_processor import ids_around, pipeline_steps
 
@@ -86,8 +86,7 @@ class ExternalTokenizer(Tokenizer):
     def to_json(self) -> str:
         return self._json
 
-    def with_special(self, *names: str) -> "ExternalTokenizer":
-        check_special(self, names)
+    def _with_special(self, *names: str) -> "ExternalTokenizer":
         engine = Engine.from_str(self._json)
         engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
         return ExternalTokenizer(engine.to_str(pretty=True), trust=True, ends=(self.separator,))

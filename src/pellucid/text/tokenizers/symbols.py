@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
-from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, check_special, check_text
+from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, check_text
 
 UNKNOWN = "<|unknown|>"
 #: any one character, newlines included
@@ -66,8 +66,7 @@ class CharTokenizer(Tokenizer):
     def token_str(self, token: int) -> str:
         return UNKNOWN if token == self.unknown else super().token_str(token)
 
-    def with_special(self, *names: str) -> "CharTokenizer":
-        check_special(self, names)
+    def _with_special(self, *names: str) -> "CharTokenizer":
         return CharTokenizer(self.characters, [*list(self.special)[1:], *names])
 
     def to_json(self) -> str:
@@ -100,8 +99,7 @@ class ByteTokenizer(Tokenizer):
     def _table(self) -> Sequence[bytes]:
         return self._bytes
 
-    def with_special(self, *names: str) -> "ByteTokenizer":
-        check_special(self, names)
+    def _with_special(self, *names: str) -> "ByteTokenizer":
         return ByteTokenizer([*list(self.special)[1:], *names])
 
     def to_json(self) -> str:

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from pellucid.text.regular import read_regular
 from pellucid.text.tokenizers.base import (
+    IDS_FILE,
     OPTIONS_FILE,
     SEPARATOR,
     NoEndError,
@@ -114,7 +115,8 @@ def load_tokenizer(path: str | Path, *, trust: bool = False, ends: Sequence[int]
     ends    ids that may end a text, such as eos_token_id of a model's config.json; the first is taken where neither a
             special token of a known name nor eos_token in the tokenizer_config.json beside the file does
 
-    Raises TokenizerError, and NoEndError where nothing says which token ends a text.
+    What an ids.json beside the file says is taken over (`Tokenizer.with_model_ids`). Raises TokenizerError, and
+    NoEndError where nothing says which token ends a text.
     """
     path = Path(path)
     files = tokenizer_files(path)
@@ -127,9 +129,10 @@ def load_tokenizer(path: str | Path, *, trust: bool = False, ends: Sequence[int]
     texts = [_read(file) for file in files]
     try:
         try:
-            return _tokenizer_of(first, texts, trust)
+            tokenizer = _tokenizer_of(first, texts, trust)
         except NoEndError:
-            return _tokenizer_of(first, texts, trust, (*_ends_named_beside(first), *ends))
+            tokenizer = _tokenizer_of(first, texts, trust, (*_ends_named_beside(first), *ends))
+        return _with_ids_beside(first, tokenizer)
     except TokenizerError as error:
         raise type(error)(f"{first}: {error}") from None
     except (json.JSONDecodeError, RecursionError) as error:
@@ -158,6 +161,21 @@ def _ends_named_beside(file: Path) -> list[str]:
         return []
     name = token_name(options_in(_read(path)).get("eos_token"))
     return [name] if name else []
+
+
+def _with_ids_beside(file: Path, tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer of this file with the ids that IDS_FILE beside it names, if there is one."""
+    path = file.with_name(IDS_FILE)
+    if not path.exists():
+        return tokenizer
+    content = options_in(_read(path), IDS_FILE)
+    start, ends = content.get("start"), content.get("ends", [])
+    if not isinstance(ends, list) or any(type(i) is not int or i < 0 for i in [*ends, 0 if start is None else start]):
+        raise TokenizerError(
+            f"{IDS_FILE} beside it holds ends = {str(ends)[:60]} and start = {str(start)[:60]}: expected a list of "
+            "ids and an id, whole numbers from 0"
+        )
+    return tokenizer.with_model_ids(start, ends)
 
 
 def tokenizer_files(path: Path) -> list[Path]:

@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
-from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, TokenizerError, check_special, check_text
+from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, TokenizerError, check_text
 from pellucid.text.tokenizers.bpe import cut_at_borders
 from pellucid.text.tokenizers.symbols import UNKNOWN
 
@@ -83,8 +83,7 @@ class WordTokenizer(Tokenizer):
     def token_str(self, token: int) -> str:
         return UNKNOWN if token == self.unknown else super().token_str(token)
 
-    def with_special(self, *names: str) -> "WordTokenizer":
-        check_special(self, names)
+    def _with_special(self, *names: str) -> "WordTokenizer":
         if taken := [name for name in names if name in self.words]:
             raise TokenizerError(
                 f"special token {taken[0]!r}: the vocabulary has this word already; choose another name"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pellucid.text.chat_template import ChatError, ChatTemplate
+from pellucid.text.chat_template import ChatError, ChatTemplate, is_learned
 from pellucid.text.read.conversations import ConversationsError, ConversationSplit
 from pellucid.text.read.rows import TOGETHER, Progress
 from pellucid.text.split import PARTS
@@ -115,7 +115,7 @@ def _encode(
             raise ConversationsError(f"{split.corpus.place(int(number))}: {error}") from None
         rows.append(np.asarray(ids, dtype=np.int64))
         marks.append(np.asarray(answers, dtype=bool))
-        n_bytes += sum(len(message["content"].encode()) for message in messages if message["role"] == "assistant")
+        n_bytes += sum(len(message["content"].encode()) for message in messages if is_learned(message))
         if progress and not done % TOGETHER:
             progress("encoding", done, len(numbers))
     ids = np.concatenate(rows)

@@ -190,7 +190,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     """The differences between two manifests, one line for each file or option, for the tokenizer and for the chat
-    template; empty if there are none.
+    template; where these are the same, a line for another number of tokens; empty if there are none.
     """
     before, after = ({_named(s): s for s in manifest["sources"]} for manifest in (old, new))
     lines = [f"{path} is gone" for path in before if path not in after]
@@ -208,7 +208,20 @@ def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     for name in old["split"].keys() | new["split"].keys():
         if old["split"].get(name) != new["split"].get(name):
             lines.append(f"the split's {name} changed, from {old['split'].get(name)} to {new['split'].get(name)}")
-    return "\n".join(lines)
+    return "\n".join(lines or _other_counts(old.get("parts", {}), new["parts"]))
+
+
+def _other_counts(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """A line where the same files have other tokens, as where an earlier version read them in another way."""
+    for name, part in new.items():
+        before = old.get(name, {})
+        for what in part:
+            if isinstance(part[what], int) and what != "unknown" and before.get(what, part[what]) != part[what]:
+                return [
+                    f"its files are the same, but this version reads them in another way: {before[what]:,} "
+                    f"{what.replace('_', ' ')} of the {name.replace('_', '-')} part are {part[what]:,} now"
+                ]
+    return []
 
 
 def _named(source: dict[str, Any]) -> str:
