@@ -134,7 +134,7 @@ def terminated(runs: Runs, count: int) -> Drill:
     for k in itertools.count():
         if done == count:
             break
-        assert k < 10 * count, f"of {k} runs that were sent SIGTERM only {done} ended by it"
+        assert k < 10 * count, f"of {k} runs only {done} were still training when SIGTERM came: take more steps"
         out = runs.folder / f"terminated-{runs.n}-{k}"
         process = runs.start(out)
         after = runs.rng.randrange(1, runs.n_steps // 2)

@@ -159,6 +159,30 @@ def test_what_is_measured_on_the_way_is_said_in_the_legend(run):
     assert f"During training the loss is measured on the first {asked:,} of the {total:,} held-out tokens" in said
 
 
+def test_a_point_of_all_of_the_text_is_called_that_though_a_part_was_measured_later(run):
+    """As where a run was made longer and stopped on the way."""
+    about = Contents.of(run)
+    row = next(row for row in reversed(about.rows) if "held_out_loss" in row)
+    later = row | {"step": 15, "whole": False, "read": 128, "held_out_part": row["held_out_loss"]}
+    row["held_out_part"] = row["held_out_loss"] + 0.25
+    said = Page(page_of(replace(about, rows=[*about.rows, later]))).text
+    assert said.count("all of it, ") == 2
+    assert "its first 128 tokens" not in said
+    assert "bits per byte of the first 128 held-out tokens" in said
+
+
+def test_of_conversations_the_tokens_read_are_no_part_of_those_predicted(run):
+    about = Contents.of(run)
+    row = next(row for row in reversed(about.rows) if "held_out_loss" in row)
+    row["held_out_part"] = row["held_out_loss"] + 0.25
+    parts = {"held_out": {"tokens": 90, "answer_tokens": 30}}
+    chat = replace(about, recipe=replace(about.recipe, tokens_per_row=3.5), data=about.data | {"parts": parts})
+    said = Page(page_of(chat)).text
+    read = about.recipe.train.evaluate_tokens
+    assert f"measured on the first {read:,} held-out tokens; at the end, on all of them." in said
+    assert "all of it, 30 tokens" in said
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_a_last_evaluation_that_was_cut_is_said_to_be_of_a_part(run, known):
     """Wherever its figure stands: in the headline, in the charts, and beside the baselines, which read all."""
@@ -200,6 +224,15 @@ def test_tables_scroll_by_themselves(run):
     assert re.search(r"\.scroll \{ overflow-x: auto;", page)
 
 
+def test_what_was_replaced_is_counted_by_its_kind(run):
+    data = json.loads((run / "data.json").read_text())
+    data["sources"] = [{"path": name, "replaced": 2, "halves": 3} for name in ("a.jsonl", "b.jsonl")]
+    (run / "data.json").write_text(json.dumps(data))
+    said = Page(page_of(Contents.of(run))).text
+    assert "not UTF-8, replaced4" in said
+    assert "halves of characters, replaced6" in said
+
+
 def test_the_held_out_documents_are_listed(run):
     data = json.loads((run / "data.json").read_text())
     data["sources"] = [{"path": "many.jsonl", "n_documents": 500, "n_bytes": 9, "sha256": "0"}]
@@ -236,13 +269,15 @@ def test_the_share_of_the_peak_is_what_its_formula_says(run):
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 40), st.integers(0, 50), st.integers(1, 120), st.floats(0.002, 3))
 def test_speed_is_that_of_steps_whatever_lies_between_them(trained, every, saving, n_steps, seconds):
-    """Figures are read LAG steps late, or at once before a save of `saving` seconds; those do not count."""
+    """A GPU is given LAG + 1 steps at once, and each further one when a step is done; saves of `saving` seconds, which
+    wait for all of them, do not count.
+    """
     about = Contents.of(trained)
     recipe = with_train(about.recipe, evaluate_every=every, checkpoint_every=every, sample_every=0)
     rows, done, pauses = [], 0.0, 0.0
     for step in range(1, n_steps + 1):
-        ends = min(-(-step // every) * every, n_steps)  # where this step's figures are read at the latest
-        done = min(step + LAG, ends) * seconds
+        begun = (step - 1) // every * every  # steps that were done when this stretch began
+        done = max(step - LAG - 1, begun) * seconds
         pauses = (step - 1) // every * saving
         rows.append({"step": step, "loss": 2.0, "tokens": 64 * step, "seconds": done + pauses})
     found = replace(about, recipe=recipe, rows=rows).speeds()
@@ -343,7 +378,7 @@ def test_only_a_run_that_followed_the_steps_alone_is_the_same_again(run):
     moved = replace(about, recipe=replace(about.recipe, segments=((0, 9),), replans=((4, 12),)))
     said = Page(page_of(moved)).text
     assert "bit for bit" not in said
-    assert "follow the number of steps and not the clock" in said
+    assert "those of the command follow the number of steps, so the weights will differ" in said
     assert "the weights will differ" in said
     assert "--steps 12 " in moved.command
 

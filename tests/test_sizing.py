@@ -298,6 +298,20 @@ def test_what_is_given_stays(monkeypatch, tmp_path):
     assert any(f"dropout {sizing.DROPOUT}" in line for line in lines)
 
 
+def test_options_of_tables_that_the_chosen_size_does_not_have_are_named():
+    """Whether a network has tables is not known before its size is chosen."""
+    made = choose_size(recipe(100.0), Text(20_000), (1.0, 1.0))
+    fields = {"ngram_learning_rate": 1e-3, "ngram_weight_decay": 3.0}
+    said = (
+        "warning: train.{} = {} has no effect: the chosen size has no tables of n-grams; set model.ngrams to have them"
+    )
+    for name, shown in (("ngram_learning_rate", "0.001"), ("ngram_weight_decay", "3")):
+        asked = recipe(100.0, **{name: fields[name]})
+        assert sizing_lines(made, sized(asked, made, set()))[-1] == said.format(f"{name}", shown)
+        assert not any("warning" in x for x in sizing_lines(made, sized(asked, made, {"model.ngrams"})))
+    assert not any("warning" in x for x in sizing_lines(made, sized(recipe(100.0), made, set())))
+
+
 def test_a_small_text_ends_before_its_time_and_says_so():
     made = choose_size(recipe(100.0), Text(20_000), (1.0, 1.0))
     again = sized(recipe(100.0), made, set())

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from pellucid.hub.families import FamilyError
 from pellucid.hub.files import ADAPTER, CONFIG
 from pellucid.hub.folder import Folder
 from pellucid.hub.open import find_folder, open_folder
@@ -10,7 +11,7 @@ from pellucid.hub.peft import changes_of
 from pellucid.hub.peft import write_adapter as write_files
 from pellucid.hub.tables import FAMILIES, Family
 from pellucid.hub.text_towers import whole_model_name
-from pellucid.hub.write import families_for
+from pellucid.hub.write import exported_as
 from pellucid.model.lora import factors
 from pellucid.runs.checkpoint import named_checkpoint
 from pellucid.runs.options import RecipeError
@@ -19,12 +20,17 @@ from pellucid.training.recipe import Recipe
 
 
 def family_of_base(recipe: Recipe, trust: bool = False) -> Family | None:
-    """The family of the base model; for a model of our layout the first that can represent it, None if none can.
+    """The family of the base model; for a model of our layout the one as which it is converted, None if none can
+    represent it.
 
     A base that is gone counts as one of ours.
     """
-    base = open_base(recipe, trust)
-    return next(iter(families_for(recipe.model)), None) if base is None else base.family
+    if (base := open_base(recipe, trust)) is not None:
+        return base.family
+    try:
+        return exported_as(recipe.model)[0]
+    except FamilyError:
+        return None
 
 
 def open_base(recipe: Recipe, trust: bool = False) -> Folder | None:

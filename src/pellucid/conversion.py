@@ -35,6 +35,7 @@ from pellucid.hub.write import (
     dtype_of,
     exported_as,
     no_progress,
+    without_dropout,
     write_chat,
     write_config,
     write_object,
@@ -43,7 +44,7 @@ from pellucid.hub.write import (
 )
 from pellucid.model import Transformer
 from pellucid.model.weights import state_of
-from pellucid.runs.metrics import last_evaluation, part_measured, read_metrics
+from pellucid.runs.metrics import last_evaluation, part_measured, predicted_tokens, read_metrics
 from pellucid.runs.run_dir import MACHINE, read_json
 from pellucid.starting_model import base_weights
 from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
@@ -330,8 +331,7 @@ def losses_of(run: Path, step: int) -> dict[str, Any]:
 
 def part_of_losses(run: Path, step: int, recipe: dict[str, Any], data: dict[str, Any]) -> int:
     """How many held-out tokens the held-out loss of `losses_of` is over, 0 where it is over all of them."""
-    part = data.get("parts", {}).get("held_out", {})
-    known = part.get("answer_tokens", part.get("tokens", part.get("target_tokens", 0)))
+    known = predicted_tokens(data, "held_out")
     rows = [row for row in read_metrics(run / "metrics.jsonl") if row["step"] <= step]
     return part_measured(last_evaluation(rows), recipe["train"].get("evaluate_tokens", 0), known)
 
@@ -404,7 +404,8 @@ def to_adapter(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parit
         network = model.network(probe.dtype)
         return n_bytes, beside_theirs(network, opened.path, opened.their_class, probe, folder).require()
     family = FAMILIES[goal.family] if goal.family else family_of_base(recipe, goal.trust)
-    a, base = model.architecture, base_weights(recipe, goal.trust)
+    # the rates have no effect on the logits, and not every family has entries for them
+    a, base = without_dropout(model.architecture), base_weights(recipe, goal.trust)
     changes = {
         text_model_name(module): change for module, change in read_adapter(folder, read_object(folder, ADAPTER)).items()
     }
@@ -436,10 +437,7 @@ def write_huggingface(
 ) -> int:
     """Write config.json, generation_config.json, weights, the tokenizer's files, and code if there is no family."""
     a = model.architecture
-    # an adapter's changes are merged in float32 or finer, whatever the precision of the other weights
-    is_adapter = model.folder is not None and model.folder.adapter is not None
-    dtype = dtype_of(model.ours(), finest=is_adapter)
-    write_config(folder, a, family, model.tokenizer, dtype, model.folder)
+    write_config(folder, a, family, model.tokenizer, dtype_of(model.ours()), model.folder)
     if model.tokenizer is not None:
         write_tokenizer(folder, model.tokenizer, a.n_ctx, a)
         if model.chat_template is not None:

@@ -2,8 +2,8 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from pellucid.architecture import Architecture
 from pellucid.hub.families import parameter_shapes
 from pellucid.hub.folder import Folder, LoadWarning
 from pellucid.hub.open import check_revision, checked_parameters, find_folder, open_folder
+from pellucid.hub.peft import Changed
 from pellucid.hub.shards import RELEASED_AFTER
 from pellucid.model.weights import (
     StoredWeights,
@@ -163,13 +164,20 @@ def base_weights(recipe: Recipe, trust: bool = False) -> StoredWeights:
         "the adapters change" if recipe.adapt.rank else "the run starts from",
     )
     try:
-        is_run = (path / "recipe.json").exists()
-        if is_run:
-            weights = run_weights(path, recipe.base.checkpoint, trust)[0]
+        if (path / "recipe.json").exists():
+            readings = iter([run_weights(path, recipe.base.checkpoint, trust)[0]])
         else:
-            weights = folder_weights(open_folder(path, trust=trust))
+            readings = _readings(open_folder(path, trust=trust))
+        weights = next((weights for weights in readings if fingerprint(weights) == recipe.base.sha256), None)
     except ValueError as error:
         raise RecipeError(f"the model that {what} cannot be read: {error}") from None
-    if fingerprint(weights) != recipe.base.sha256:
+    if weights is None:
         raise RecipeError(f"{path} holds other weights than those that {what}: put that model back")
     return WithNewRows(weights, recipe.model.n_vocab, recipe.new_ids) if recipe.new_ids else weights
+
+
+def _readings(folder: Folder) -> Iterator[StoredWeights]:
+    """The weights of an open folder, and those of an adapter as the runs of earlier versions read them, too."""
+    yield folder_weights(folder)
+    if isinstance(folder.shards, Changed):
+        yield folder_weights(replace(folder, shards=folder.shards.as_rounded()))

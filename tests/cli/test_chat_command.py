@@ -121,11 +121,11 @@ def test_earlier_messages_make_room_and_what_never_fits_is_said(model):
 
 
 def test_a_line_that_is_not_utf8_is_left_out_and_the_next_ones_are_read(model):
-    out, lines = io.StringIO(), io.TextIOWrapper(io.BytesIO(b"hi\ncaf\xe9\nyes\n"), encoding="utf-8")
+    out, lines = io.StringIO(), io.TextIOWrapper(io.BytesIO(b"hi\n  caf\xe9\nyes\n"), encoding="utf-8")
     conversation = Conversation(model, out=out, options={"max_tokens": 6, "temperature": 0})
     hold(conversation, lines_of(lines, out))
     assert [message["content"] for message in conversation.messages[::2]] == ["hi", "yes"]
-    assert "this line is not UTF-8 from its character 4 on and is left out" in out.getvalue()
+    assert "this line is not UTF-8 from its character 6 on and is left out" in out.getvalue()
 
 
 def test_lines_of_a_file_are_messages():

@@ -222,6 +222,19 @@ def test_an_architecture_that_no_family_says_keeps_our_names(desk):
     assert torch.allclose(logits(again, tokens), logits(model, tokens), atol=1e-6)
 
 
+def test_modules_have_the_names_of_the_family_as_which_a_model_with_dropout_is_written(desk):
+    """No rate of it is in what is converted, where the family has no field for one."""
+    folder, tokenizer = desk
+    a = pellucid.preset("gpt2", tokenizer.n_vocab).with_fields(
+        {"n_layers": 1, "d_model": 16, "n_heads": 2, "n_ctx": 16, "dropout.embed": 0.1, "dropout.mlp_out": 0.2}
+    )
+    LanguageModel(make_network(a, 0, torch.float32), tokenizer, {}).save(folder / "base")
+    run = adapt(folder, folder / "base", steps=2)
+    names = load_file(run / "adapter/adapter_model.safetensors")
+    assert "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight" in names
+    assert pellucid.convert(run, folder / "out", to="adapter").parity.holds
+
+
 def test_an_adapter_brings_its_own_tokenizer_and_template(desk, shakespeare):
     """Trained elsewhere, it may be read with other markers than its base."""
     folder, tokenizer = desk

@@ -8,7 +8,7 @@ import pytest
 import pellucid
 from pellucid.conversion import read_model
 from pellucid.hub.card import write_card
-from pellucid.runs.metrics import part_measured, read_metrics
+from pellucid.runs.metrics import part_measured, predicted_tokens, read_metrics
 
 FIELDS = {
     "d_model": 16,
@@ -81,11 +81,20 @@ def test_losses_of_a_part_of_the_held_out_text_say_of_which(run, tmp_path):
     for path in (run, tmp_path / "run"):
         model = read_model(path, checkpoint="last")
         card = write_card(tmp_path, model.architecture, "pellucid", "", None, model.about).read_text()
-        said.append("measured on the first 123 held-out tokens, not on all of them" in card)
+        said.append("- the held-out numbers are over the first 123 held-out tokens, not all of them" in card)
     assert said == [False, True]
     n_held_out = json.loads((run / "data.json").read_text())["parts"]["held_out"]["tokens"]
     assert part_measured({"whole": False}, n_held_out - 1, n_held_out) == n_held_out - 1
     assert part_measured({"whole": False}, n_held_out, n_held_out) == 0
+    assert part_measured({"whole": False, "read": 70}, 50, 30) == 70  # prompts are read too, and 30 tokens predicted
+    assert part_measured({"whole": False, "read": 0}, 20, 30) == 0
+
+
+def test_tokens_to_predict_are_counted_by_one_rule():
+    parts = {"train": {"tokens": 300, "answer_tokens": 100}, "held_out": {"source_tokens": 5, "target_tokens": 7}}
+    assert [predicted_tokens({"parts": parts}, name) for name in ("train", "held_out", "test")] == [100, 7, 0]
+    assert predicted_tokens({"parts": {"held_out": {"tokens": 9}}}, "held_out") == 9
+    assert predicted_tokens({}, "held_out") == 0
 
 
 def test_a_model_without_a_run_has_no_section_on_training(run, tmp_path):

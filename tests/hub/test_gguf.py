@@ -220,8 +220,8 @@ def test_fewer_bits(family, kept, tokenizer, tmp_path, capsys):
     )
     assert kinds[short] == ("F16" if family == "llama" or kept == "float16" else "Q8_0")
     matrices = [kind for kind in kinds.values() if kind != "F32"]
-    note = "Written as float16, not q8_0, because the length of their rows is not a multiple of 32: "
-    note += f"{matrices.count('F16')} of {len(matrices)} matrices."
+    note = f"{matrices.count('F16')} of {len(matrices)} matrices are written as float16, not q8_0, because the length "
+    note += "of their rows is not a multiple of 32."
     assert (note in printed) == ("not a multiple" in printed) == (kept == "q8_0" and family == "llama")
 
 
@@ -323,6 +323,20 @@ def test_the_nearest_family_is_named_first_with_all_that_is_in_its_way():
     with pytest.raises(FamilyError, match=r"GGUF: qwen3_moe cannot represent attention\.score_cap = 3\.0; ") as refused:
         gguf_architecture(preset("qwen3-mini").with_fields({"mlp.experts": 4, "attention.score_cap": 3.0}))
     assert "gpt2" not in str(refused.value)
+    windows = preset("qwen3-mini").with_fields({"attention.windows": (4, 0), "attention.score_cap": 3.0})
+    with pytest.raises(FamilyError) as refused:
+        gguf_architecture(windows)
+    said = str(refused.value).removeprefix("this architecture cannot be written as GGUF: ").split("; ")
+    assert said[0] == "qwen3 cannot represent attention.score_cap = 3.0 and attention.windows = [4, 0]"
+
+
+def test_windows_are_named_once():
+    """GPT-2's own table and llama.cpp both lack them, and write them differently."""
+    with pytest.raises(FamilyError) as refused:
+        gguf_architecture(preset("gpt2").with_fields({"attention.windows": (4, 0)}))
+    said = str(refused.value).removeprefix("this architecture cannot be written as GGUF: ").split("; ")[0]
+    assert said.startswith("gpt2 cannot represent attention.windows = ")
+    assert said.count("attention.windows") == 1
 
 
 def test_tokenizers_that_llama_cpp_cannot_follow(tokenizer, tmp_path, shakespeare):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,11 @@ import pellucid
 from pellucid.hub.files import FolderError
 from pellucid.hub.open import open_folder
 from pellucid.hub.peft import CONFIG, TENSORS, Change, write_adapter
+from pellucid.runs.options import RecipeError
+from pellucid.starting_model import base_weights, fingerprint
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
+from pellucid.training.config import Base
+from pellucid.training.recipe import make_recipe
 
 MODULE, QUERY = "transformer.h.0.attn.c_attn", "blocks.0.attn.query.weight"
 NAME = f"base_model.model.{MODULE}.lora_A.weight"
@@ -138,23 +143,45 @@ def test_a_weight_beside_its_pair_is_the_models(sound, tmp_path):
     assert torch.equal(read(folder)[QUERY], read(sound)[QUERY])
 
 
-def test_a_change_that_bfloat16_would_lose_is_kept(sound, tmp_path):
-    """The base's weights have 8 binary digits, their sum with a small change more."""
+def on_bfloat16(sound, tmp_path):
+    """An adapter with a small change of a base whose weights are bfloat16, and the base's tensors."""
     shutil.copytree(sound.parent / "base", tmp_path / "base")
     path = tmp_path / "base" / "model.safetensors"
     weights = {name: tensor.bfloat16() for name, tensor in load_file(path).items()}
     save_file(weights, path, {"format": "pt"})
     folder = copy(sound, tmp_path)
     config(base_model_name_or_path=str(tmp_path / "base"), lora_alpha=1e-4)(folder)
+    return folder, weights
+
+
+def test_a_change_that_bfloat16_would_lose_is_kept(sound, tmp_path):
+    """The base's weights have 8 binary digits, their sum with a small change more."""
+    folder, weights = on_bfloat16(sound, tmp_path)
     found = read(folder)
     expected = weights[f"{MODULE}.weight"].float().T[:32] + 1e-4
     assert torch.equal(found[QUERY], expected)
     assert not torch.equal(found[QUERY].bfloat16().float(), expected)
-    assert found["embed.token.weight"].dtype == torch.bfloat16
-    # what is written of both has the precision that keeps it
-    pellucid.convert(folder, tmp_path / "out", to="huggingface", compare=False)
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float32"
-    assert torch.equal(read(tmp_path / "out")[QUERY], expected)
+    assert {tensor.dtype for tensor in found.values()} == {torch.float32}
+    # what is written of it has one precision, which keeps the change when it is converted again
+    for given, name in ((folder, "out"), (tmp_path / "out", "again")):
+        pellucid.convert(given, tmp_path / name, to="huggingface", compare=False)
+        assert json.loads((tmp_path / name / "config.json").read_text())["dtype"] == "float32"
+        assert {tensor.dtype for tensor in load_file(tmp_path / name / "model.safetensors").values()} == {torch.float32}
+        assert torch.equal(read(tmp_path / name)[QUERY], expected)
+
+
+def test_a_run_that_began_with_a_rounded_adapter_finds_its_weights_again(sound, tmp_path):
+    """Earlier versions rounded the sum to the precision of the base, and a run records the hash of what it read."""
+    folder, weights = on_bfloat16(sound, tmp_path)
+    rounded = (weights[f"{MODULE}.weight"].float().T[:32] + 1e-4).bfloat16().float()
+    exact = read(folder)
+    as_before = {name: tensor.bfloat16().float() for name, tensor in exact.items()}
+    recipe = replace(make_recipe(("text.txt",), None, {}), model=open_folder(folder).architecture)
+    for expected, query in ((exact, exact[QUERY]), (as_before, rounded)):
+        found = base_weights(replace(recipe, base=Base(str(folder), "", fingerprint(expected))))
+        assert torch.equal(found[QUERY], query)
+    with pytest.raises(RecipeError, match="holds other weights than those that the run starts from"):
+        base_weights(replace(recipe, base=Base(str(folder), "", fingerprint(exact | {QUERY: rounded + 1}))))
 
 
 def test_a_router_is_known_by_the_name_that_transformers_gives_it(tmp_path):

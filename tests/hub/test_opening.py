@@ -24,7 +24,7 @@ from pellucid.language_model import LanguageModel, ModelError
 from pellucid.model.embed import ReadoutError
 from pellucid.model.weights import WeightsError
 from pellucid.text.ids import IdTokenizer
-from pellucid.text.tokenizers.tokenizer import TokenizerError, learn_tokenizer, load_tokenizer
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer, TokenizerError, learn_tokenizer, load_tokenizer
 
 TEXT = "To be, or not to be: that is the question."
 #: the files in which transformers looks for the ids that end a text
@@ -201,6 +201,34 @@ def test_generation_ends_where_the_files_of_a_model_say(folder, tokenizer, tmp_p
     (tmp_path / "saved" / "ids.json").write_text('{"ends": [-1]}')
     with pytest.raises(TokenizerError, match=r"ids\.json beside it holds ends = \[-1\] and start = None"):
         load_tokenizer(tmp_path / "saved")
+
+
+def test_ids_beside_a_config_are_not_read_and_others_are_those_of_the_tokenizer(folder, tokenizer, tmp_path):
+    (folder / "ids.json").write_text("[1, 2, 3]")
+    assert load_tokenizer(folder).ends == opened(folder)[0].tokenizer.ends == [tokenizer.separator]
+    (folder / "ids.json").unlink()
+    saved = opened(folder)[0].save(tmp_path / "saved")
+    (saved / "ids.json").write_text('{"ends": [999999]}')
+    with pytest.raises(TokenizerError, match=r"id 999999 ends a text: expected an id of this tokenizer, from 0 to"):
+        load_tokenizer(saved)
+
+
+def test_an_end_without_a_token_is_left_out(folder, tmp_path):
+    """It is never generated, and no folder of ours names it."""
+    change_config(folder, CONFIGS[1], eos_token_id=[7, 299])
+    model, _ = opened(folder, tokenizer=ByteTokenizer())
+    assert model.tokenizer.ends == [256, 7]
+    assert load_tokenizer(model.save(tmp_path / "saved")).ends == [256, 7]
+
+
+def test_a_tokenizer_of_ids_that_is_given_learns_the_ends_of_the_model(folder):
+    change_config(folder, eos_token_id=[2, 7])
+    change_config(folder, CONFIGS[1], eos_token_id=None)
+    for given, ends in (([], [2, 7]), ([2], [2, 7]), ([5], [5, 2, 7])):
+        model, _ = opened(folder, tokenizer=IdTokenizer(300, given))
+        assert (model.tokenizer.ends, model.tokenizer.start) == (ends, ends[0])
+    assert IdTokenizer(12, [3]).with_model_ids(4, []).start == 4
+    assert IdTokenizer(12, [3, 5], 4).with_model_ids(None, []).hash == IdTokenizer(12, [3, 5], 4).hash
 
 
 def test_ids_of_a_model_without_a_tokenizer_are_exported(tmp_path):

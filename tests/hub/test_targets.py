@@ -7,7 +7,8 @@ import transformers
 
 import pellucid
 from pellucid.cli import main
-from pellucid.hub.families import FamilyError
+from pellucid.hub.families import FamilyError, n_in_the_way
+from pellucid.hub.tables import FAMILIES
 from pellucid.hub.targets import PRESET_FOR, check_target, opens_in
 from pellucid.hub.write import exported_as
 from pellucid.option_values import ArchitectureError
@@ -120,6 +121,12 @@ def test_a_refusal_for_transformers_names_the_nearest_families_alone():
     assert "project: qwen3 cannot represent ngrams = [2, 3, 4, 5]; " in said
     assert said.count("cannot represent") == 3
     assert "other families are no nearer. Without --for transformers, pellucid convert writes it with code" in said
+
+
+def test_what_is_in_the_way_of_a_model_without_layers_is_counted_for_every_family():
+    a = preset("small", 300).with_fields({"n_layers": 0})
+    assert all(n_in_the_way(a, family) > 0 for family in FAMILIES.values())
+    assert opens_in(a)
 
 
 def test_a_run_that_llama_cpp_cannot_open_is_refused_with_what_to_train(text, tmp_path):

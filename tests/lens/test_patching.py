@@ -414,6 +414,28 @@ def test_metrics(a):
     assert difference(away, (p * (p.clamp(min=1e-300) / q).log()).sum(-1)) <= 1e-9
 
 
+def test_in_a_post_norm_block_a_norm_is_computed_after_its_sublayer():
+    """x = norm_1(x + attn(x)), and so with cross-attention and the MLP."""
+    paths = [("attn.z", "norm_1"), ("resid_mid", "norm_1.scale"), ("norm_1", "attn.q"), ("mlp_out", "norm_2")]
+    crossing = [*paths, ("cross.z", "norm_cross"), ("norm_1", "cross.q"), ("norm_cross", "cross.z")]
+    a = A.with_fields({"block": "post"})
+    backwards = {("norm_1", "attn.q"), ("norm_cross", "cross.z")}
+    for network, pairs, scope in (
+        (make_network(a), paths, ""),
+        (make_network(with_encoder(a)), crossing, ""),
+        (make_network(with_encoder(a)), paths, "encoder."),
+    ):
+        options = {} if network.architecture.encoder is None else {"source": [1, 2, 3], "corrupt_source": [1, 5, 3]}
+        for sender, receiver in pairs:
+            ends = {"sender": (f"{scope}blocks.0.{sender}", None), "receivers": [(f"{scope}blocks.0.{receiver}", None)]}
+            if (sender, receiver) in backwards:
+                with pytest.raises(InputError, match="is computed before the sender"):
+                    path_patch(network, None, [1, 2], [3, 4], logit(1), **ends, **options)
+            else:
+                found = path_patch(network, None, [1, 2], [3, 4], logit(1), **ends, **options)
+                assert abs(found.effect) > 1e-9, (sender, receiver)
+
+
 def a_path(network, sender, *receivers, mlps="free"):
     """Patch a path to whole tensors, or to the logits."""
     ends = [(receiver, None) for receiver in receivers]

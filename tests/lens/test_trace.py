@@ -226,9 +226,13 @@ def test_a_trace_with_gradients_has_the_values_of_one_without():
     assert torch.equal(graph.lens().entropy, plain.lens().entropy)
     assert torch.equal(follow_tokens(graph, [3]).probability, follow_tokens(plain, [3]).probability)
     assert graph.show().panels == plain.show().panels
+    assert torch.equal(graph.attribute(3).values, plain.attribute(3).values)
+    capped = make_network(A.with_fields({"logit_cap": 2.0}))
+    whole = trace(capped, None, ids, keep="*", grad=True).attribute(3)
+    assert not whole.values.requires_grad
+    assert abs(whole.after_cap - trace(capped, None, ids).attribute(3).after_cap) <= 1e-12
     detached = graph.detached()
-    assert torch.equal(detached.attribute(3).values, plain.attribute(3).values)
-    assert not detached.attribute(3).values.requires_grad
+    assert torch.equal(detached["blocks.0.attn.z"], plain["blocks.0.attn.z"])
     assert not detached.logits.requires_grad
     assert graph.logits.requires_grad
     assert plain.detached() is plain

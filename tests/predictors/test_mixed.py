@@ -67,6 +67,17 @@ def test_a_mixture_is_from_the_models_run(runs, parts):
     assert model.mixed_with(counted, 0.25).provenance == model.provenance | about
 
 
+def test_what_it_writes_ends_at_every_id_that_ends_texts(parts):
+    model, counted = parts
+    plain = model.mixed_with(counted).generate("Speak", max_tokens=6, temperature=0)
+    tokenizer = model.tokenizer.with_model_ids(None, [model.tokenizer.separator, plain.ids[2]])
+    mixture = mixed_with(model.network, tokenizer, counted, 0.5)
+    assert tokenizer.ends == [model.tokenizer.separator, plain.ids[2]]
+    written = Predictor(mixture.network, tokenizer, "mixture", {}).generate("Speak", max_tokens=6, temperature=0)
+    first = plain.ids.index(plain.ids[2])
+    assert (written.ids, written.finish_reason) == (plain.ids[:first], "end")
+
+
 @pytest.mark.parametrize("n_vocab", [256, 300])
 def test_it_writes_tokens_alone_whatever_rows_the_network_has(n_vocab):
     tokenizer = ByteTokenizer()

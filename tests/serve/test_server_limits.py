@@ -118,6 +118,15 @@ def test_a_body_that_is_too_long_is_refused_whether_or_not_it_says_so(server):
     assert httpx.post(url, content=chunks, headers=headers).status_code == 413
 
 
+def test_a_body_of_many_texts_to_embed_may_be_longer(server):
+    url, headers = f"{server.url}/v1/embeddings", {"Content-Type": "application/json"}
+    answer = httpx.post(url, content=b'{"input": "x"}' + b" " * 2**21, headers=headers)
+    assert answer.status_code == 200, answer.text
+    refused = httpx.post(url, content=b"x" * (2**24 + 1), headers=headers)
+    assert refused.status_code == 413
+    assert "the body is longer than 16,777,216 bytes" in refused.text
+
+
 def test_a_body_that_does_not_arrive_is_not_waited_for():
     waited = []
 

@@ -13,7 +13,7 @@ from tests.serve.test_engine import Client, drawn_request, request, serve
 
 from drawing import architectures, make_network
 from pellucid.architecture import Architecture, Attention
-from pellucid.edits import Edit, add, scale, to_json, zero
+from pellucid.edits import Edit, add, clamp, scale, to_json, zero
 from pellucid.generate.decode import generate_ids
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.pack_weights import pack_network
@@ -234,6 +234,18 @@ def test_edits_in_a_request(server):
         assert plain == generate(engine.network, engine.tokenizer, "To be", max_tokens=15, seed=4)[0].text
 
 
+def test_every_edit_that_is_written_is_taken(server):
+    """JSON has no number for infinity, which is written as text."""
+    for high, kept in ((np.inf, True), (0.0, False)):
+        edits = [clamp("blocks.0.resid_post", low=-np.inf, high=high)]
+        bodies = [{"prompt": "x", "temperature": 0, "max_tokens": 8, "logprobs": 1} for _ in range(2)]
+        bodies[1]["edits"] = json.loads(to_json(edits))
+        answers = [httpx.post(f"{server.url}/v1/completions", json=body) for body in bodies]
+        assert [answer.status_code for answer in answers] == [200, 200], answers[1].text
+        plain, edited = (answer.json()["choices"][0]["logprobs"]["token_logprobs"] for answer in answers)
+        assert (plain == edited) == kept
+
+
 @pytest.mark.parametrize(
     ("edit", "sentence"),
     [
@@ -246,6 +258,8 @@ def test_edits_in_a_request(server):
         ({"op": "add", "name": "logits", "value": [1, 2]}, "a value of shape [2] was given for logits"),
         ({"op": "add", "name": "logits", "value": "x"}, "is no array of numbers"),
         ({"op": "add", "name": "logits", "value": ["nan"]}, "holds NaN"),
+        ({"op": "scale", "name": "logits", "factor": "nan"}, "factor of the edit of logits is NaN"),
+        ({"op": "clamp", "name": "logits", "low": "nan"}, "low of the edit of logits is NaN"),
         ({"op": "add", "name": "logits", "value": 10**400}, "value"),
         ({"op": "add", "name": "logits", "value": {"a": 1}}, "value"),
     ],

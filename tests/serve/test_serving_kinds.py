@@ -146,6 +146,8 @@ def test_the_tokens_of_a_source_are_counted(client):
     assert served["usage"]["prompt_tokens"] == source_tokens + 2
     assert served["usage"]["total_tokens"] == source_tokens + 2 + 4 * 3
     assert served["timings"]["prompt_n"] == source_tokens + 2
+    body = {"model": "translator", "prompt": sources[0], "add_special_tokens": True}
+    assert client.post("/tokenize", json=body).json()["tokens"] == [*sources[0].encode(), 256]
     served = complete(client, "translator", prompt="be", source=sources, max_tokens=3)
     assert served["usage"]["prompt_tokens"] == source_tokens + 2 * (1 + len("be"))
 

@@ -648,6 +648,16 @@ def test_a_table_may_begin_with_empty_lines(tmp_path):
         assert texts_of(put(tmp_path, name, f"\n  \nid{between}text\n1{between}one\n")) == ["one"]
 
 
+def test_blank_lines_of_a_table_are_no_rows(tmp_path):
+    for name, between in ("a.csv", ","), ("b.tsv", "\t"):
+        rows = f"id{between}text\n1{between}one\n\n2{between}\n3{between}two\n\n"
+        corpus = read_corpus(put(tmp_path, name, rows))
+        assert [corpus.documents[k].index for k in range(2)] == [0, 2]
+        assert corpus.notes == ["1 of 3 rows has no text in the field 'text' and was left out"]
+    # within quotation marks it is text
+    assert texts_of(put(tmp_path, "c.csv", 'text\n"a\n\nb"\n\n')) == ["a\n\nb"]
+
+
 def test_columns_of_one_name_are_refused(tmp_path):
     refused(put(tmp_path, "a.csv", "text,text\na,b\n"), "has 2 columns 'text': rename one")
     table = pyarrow.table([["a"], [1]], names=["text", "text"])

@@ -72,6 +72,14 @@ def test_bytes_that_are_not_utf8_are_told_as_in_training_and_count_as_they_are(t
     assert named.notes == ()
 
 
+def test_the_file_of_the_only_document_is_named_where_others_hold_duplicates(tmp_path):
+    (tmp_path / "b.html").write_text("<p>text")
+    (tmp_path / "c.txt").write_text("text\n")
+    one = one_text(read_corpus(tmp_path, reading=ReadOptions(drop_duplicates=True)))
+    assert one.text == "text\n"
+    assert one.counted == "the bytes in UTF-8 of the text extracted from HTML; the file has 7"
+
+
 def test_a_document_has_the_name_of_its_file_and_the_number_of_its_row(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "b.jsonl").write_text('"a"\n"b"\n')

@@ -24,7 +24,7 @@ from pellucid.runs import trainer as trainer_module
 from pellucid.runs.checkpoint import best_step, folder_of, steps_of, verify_files
 from pellucid.runs.figures import StepFigures
 from pellucid.runs.live_reporter import LiveReporter, make_reporter
-from pellucid.runs.metrics import read_metrics
+from pellucid.runs.metrics import part_measured, read_metrics
 from pellucid.runs.options import RecipeError, with_train
 from pellucid.runs.reporter import PlainReporter, ProgressRate, clock
 from pellucid.runs.run_dir import cache_folder
@@ -178,10 +178,20 @@ def test_only_a_part_is_read_on_the_way_and_all_of_it_at_the_end(text, tmp_path,
     done = start(text, tmp_path / "run", steps=2, evaluate_every=1, evaluate_tokens=100)
     ends = [row["whole"] for row in held_out(done.path)]
     assert ends == [False, True]
+    assert [row.get("read") for row in held_out(done.path)] == [128, None]
     # passes of 2 windows of 16: the fourth reaches 100 tokens; then all 401 - 1
     assert sum(read[:4]) == 128
     assert sum(read[4:]) == 400
     assert json.loads((done.path / "checkpoints" / "best.json").read_bytes())["step"] == best_step(done.path)
+
+
+@pytest.mark.parametrize("tokens", [390, 400, 1000])
+def test_an_evaluation_on_the_way_that_reads_everything_says_so(text, tmp_path, tokens):
+    """Also where what it is to read ends within the last pass."""
+    done = start(text, tmp_path / "run", steps=2, evaluate_every=1, evaluate_tokens=tokens)
+    first, last = held_out(done.path)
+    assert (first["read"], "read" in last) == (0, False)
+    assert part_measured(first, tokens, 401) == 0
 
 
 def test_bits_per_byte_do_not_depend_on_the_tokenizer_s_units(text, tmp_path):

@@ -81,6 +81,17 @@ SPEEDS = {
 }
 
 
+def test_steps_that_a_gpu_was_only_given_count_as_long_as_they_take():
+    """After a save four steps are given in no time, and a later save waits for the last ones."""
+    pace = Pace.from_now(1e6)  # so long that no step is forgotten
+    pace.start(2.0)
+    for _ in range(3):
+        for seconds in (0.0, 0.0, 0.0, 0.0, 2.0, 2.0):
+            pace.stepped(seconds)
+        pace.waited(8.0)
+    assert pace.per_step == pytest.approx(2.0, rel=1e-4)
+
+
 @pytest.mark.parametrize("speed", one_in(4, SPEEDS))
 @pytest.mark.parametrize("schedule", one_in(2, ["cosine", "wsd"]))
 def test_the_schedule_reaches_its_floor_when_the_time_is_over(text, tmp_path, monkeypatch, speed, schedule):

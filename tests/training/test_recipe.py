@@ -308,6 +308,17 @@ def test_a_run_s_own_recipe_leaves_the_size_of_the_vocabulary_to_the_text(tmp_pa
             make_recipe_on(base, ("a",), {"n_vocab": 302}, recipe)
 
 
+def test_a_size_of_the_vocabulary_in_a_recipe_of_ones_own_is_refused_where_the_model_has_another(tmp_path):
+    base = make_recipe((), None, {"n_vocab": 300}).model
+    for size in (300, 5000):
+        (tmp_path / "r.toml").write_text(f"[model]\nn_vocab = {size}\n")
+        if size == 300:
+            assert make_recipe_on(base, ("a",), {}, tmp_path / "r.toml").model == base
+        else:
+            with pytest.raises(RecipeError, match=r"leave out model\.n_vocab"):
+                make_recipe_on(base, ("a",), {}, tmp_path / "r.toml")
+
+
 @pytest.mark.parametrize(
     ("model", "asked", "says"),
     [
@@ -326,6 +337,17 @@ def test_an_objective_that_the_starting_model_is_not_made_for_is_named_itself(mo
     expected = f"which is that of {own.train.objective}: leave out --objective {asked}"
     assert str(caught.value).startswith(f"train.objective = {asked} {says}")
     assert str(caught.value).endswith(expected)
+
+
+def test_an_objective_of_a_recipe_that_the_starting_model_is_not_made_for_names_the_recipe(tmp_path):
+    """Nobody gave the option that the message would have to name."""
+    causal, masked = make_recipe((), None, {}), make_recipe((), None, {"objective": "masked"})
+    (tmp_path / "recipe.json").write_text(json.dumps(causal.to_dict()))
+    for recipe in (causal, tmp_path / "recipe.json"):
+        with pytest.raises(RecipeError, match=r": set --objective masked, or leave the recipe out$"):
+            make_recipe_on(masked.model, ("a",), {}, recipe)
+        with pytest.raises(RecipeError, match=r": leave out --objective next-token$"):
+            make_recipe_on(masked.model, ("a",), {"objective": "next-token"}, recipe)
 
 
 def test_a_starting_model_that_is_not_made_for_conversations_names_the_inputs(tmp_path):
@@ -356,6 +378,18 @@ def test_a_learning_rate_at_which_weights_would_change_their_signs_is_refused(te
         with pytest.raises(RecipeError, match=f"train.{name} = .*: expected at most 1 / .*weight_decay = {most},"):
             start(text, tmp_path / "run", weight_decay=0.1, **rate)
         assert not (tmp_path / "run").exists()
+
+
+def test_other_kinds_of_runs_refuse_such_a_rate_too(text, tmp_path):
+    with pytest.raises(RecipeError, match=r"train\.learning_rate = 200: expected at most 1 / weight_decay = 100,"):
+        pellucid.train(
+            text,
+            predictor="recurrent",
+            steps=2,
+            fields={"learning_rate": 200, "weight_decay": 0.01},
+            out=tmp_path / "run",
+        )
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_width_of_a_gated_mlp_follows_the_width_of_the_stream():

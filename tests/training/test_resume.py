@@ -339,6 +339,23 @@ def test_a_run_of_an_earlier_version_keeps_its_intervals_unless_others_are_asked
     assert intervals(run) == [8, 4, 1]
 
 
+@pytest.mark.parametrize("more", [{}, {"steps": 20}])
+def test_an_interval_of_0_is_chosen_when_a_run_is_resumed(text, tmp_path, more):
+    """With another length and without one; an interval that was asked for before stays no longer."""
+    run = start(text, tmp_path / "run", steps=10, evaluate_every=5).path
+    written = json.loads((run / "recipe.json").read_bytes())
+    written["train"]["sample_every"], written["chosen_intervals"] = -1, ["checkpoint_every"]
+    (run / "recipe.json").write_text(json.dumps(written))
+    pellucid.train(out=run, resume=True, fields={"evaluate_every": "0"}, **more)
+    n_steps = more.get("steps", 10)
+    assert intervals(run) == [n_steps, n_steps, -1]  # a run of seconds is measured at its end
+    assert read_recipe(run).chosen_intervals == ("evaluate_every", "checkpoint_every")
+    # what the run has chosen stays
+    before = (run / "recipe.json").read_bytes()
+    pellucid.train(out=run, resume=True, fields={"evaluate_every": 0})
+    assert (run / "recipe.json").read_bytes() == before
+
+
 def test_intervals_may_be_set_when_a_run_is_resumed(text, tmp_path, capsys):
     run = start(text, tmp_path / "run", steps=4, evaluate_every=0).path
     again = ("train", "--resume", "--out", str(run), "--steps")

@@ -139,9 +139,6 @@ class Conversation:
 
     def take(self, line: str) -> bool:
         """Answer a line, or do what the command in it says; False ends the conversation."""
-        line = line.strip()
-        if line == "/quit":
-            return False
         try:
             line.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -149,6 +146,9 @@ class Conversation:
                 f"this line is not UTF-8 from its character {error.start + 1} on and is left out: send it in UTF-8"
             )
             return True
+        line = line.strip()
+        if line == "/quit":
+            return False
         if line in COMMANDS:
             COMMANDS[line](self)
         elif line.startswith("/") and not line.startswith("//"):

@@ -27,9 +27,10 @@ class PromptCut(UserWarning):
 class Generated:
     """One text that was generated.
 
-    text           the continuation, without stop string and separator
+    text           the continuation, without the stop string and the token that ended it
     ids            its tokens: `tokenizer.decode(ids)` is `text`, plus the stop string if one was found
-    finish_reason  length: max_tokens were generated; end: the separator came; stop: a stop string did
+    finish_reason  length: max_tokens were generated; end: a token that ends texts came (`Tokenizer.ends`);
+                   stop: a stop string did
     seed, sample   the same prompt, seed and sample give the same text again
     truncated      how many tokens at the beginning of the prompt did not fit into the context
     """

@@ -8,6 +8,7 @@ from typing import Any
 from pellucid.architecture import Architecture, field_options
 from pellucid.hub.own_code import auto_classes
 from pellucid.parameter_counts import count_active_parameters, count_parameters
+from pellucid.runs.metrics import predicted_tokens
 
 #: stated on every card, because it is true of every conversion
 UNTESTED = (
@@ -29,7 +30,7 @@ def write_card(
     """Write README.md with the hub's metadata at the top.
 
     about  may hold source, notes, data, recipe, training and losses, and part_measured, the number of held-out tokens
-           that the losses are over where it is not all of them
+           that the held-out losses are over where it is not all of them
     code   whether transformers opens the folder with code in it
     """
     library = {"huggingface": "transformers"}.get(layout, layout)
@@ -43,7 +44,7 @@ def write_card(
     lines += ["## Architecture", "", *_architecture(a), ""]
     losses = [f"- {LOSSES.get(n, n)}: {v:.4f}" for n, v in about.get("losses", {}).items()]
     if part := about.get("part_measured"):
-        losses.append(f"- measured on the first {part:,} held-out tokens, not on all of them")
+        losses.append(f"- the held-out numbers are over the first {part:,} held-out tokens, not all of them")
     lines += ["## Losses", "", *(losses or [_UNKNOWN]), ""]
     lines += ["## Data", "", *_data(about.get("data")), ""]
     if training := _training(about.get("recipe", {}), about.get("training", {}), about.get("data") or {}, a):
@@ -164,8 +165,7 @@ def _tokens(training: dict[str, Any], data: dict[str, Any]) -> str:
     """The number of training tokens, and how many epochs of the training text that is."""
     if "tokens" not in training:
         return ""
-    part = data.get("parts", {}).get("train", {})
-    known = part.get("answer_tokens", part.get("tokens", part.get("target_tokens")))
+    known = predicted_tokens(data, "train")
     known = known and known - sum(stop - start for start, stop in data.get("set_aside", ()))
     passes = f", {training['tokens'] / known:.2f} times the {known:,} of the training text" if known else ""
     return f"{training['tokens']:,}{passes}"

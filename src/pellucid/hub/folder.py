@@ -115,7 +115,8 @@ class Folder:
                 f"{self.path}: the tokenizer has {source.n_vocab} ids, the embedding {rows} rows: they belong to "
                 "different models"
             )
-        return source.with_model_ids(self.start_id, self.end_ids)
+        # an id without a token is never generated, so that it ends nothing
+        return source.with_model_ids(self.start_id, ids_in(self.end_ids, source.n_vocab))
 
     def why_no_tokenizer(self) -> str:
         """What is said of a model without one."""

@@ -140,23 +140,20 @@ def _without_free_choices(a: Architecture, name: str) -> Architecture:
 
 
 def _n_in_the_way(a: Architecture, name: str) -> float:
-    return n_in_the_way(_without_free_choices(a, name), FAMILIES[name]) + len(_fixed_otherwise(a, name))
+    return max(n_in_the_way(_without_free_choices(a, name), FAMILIES[name]), len(_each_in_the_way(a, name)))
 
 
 def _each_in_the_way(a: Architecture, name: str) -> list[str]:
     theirs = each_in_the_way(_without_free_choices(a, name), FAMILIES[name])
-    return list(dict.fromkeys([_in_the_way(a, name), *theirs, *_fixed_otherwise(a, name)]))
+    each: dict[str, str] = {}
+    for way in (_in_the_way(a, name), *theirs, *_fixed_otherwise(a, name)):
+        each.setdefault(way.partition(" = ")[0], way)
+    return list(each.values())
 
 
 def _in_the_way(a: Architecture, name: str) -> str:
-    a = _without_free_choices(a, name)
-    if way := in_the_way(a, FAMILIES[name]):
-        return way
-    if any(visible_windows(a)):
-        return f"attention.windows = {list(a.attention.windows)}"
-    if name == "olmoe" and a.n_kv_heads != a.n_heads:
-        return f"attention.n_kv_heads = {a.n_kv_heads}"
-    return next(iter(_fixed_otherwise(a, name)), "")
+    way = in_the_way(_without_free_choices(a, name), FAMILIES[name])
+    return way or next(iter(_fixed_otherwise(a, name)), "")
 
 
 def _fixed_otherwise(a: Architecture, name: str) -> list[str]:
@@ -168,7 +165,11 @@ def _fixed_otherwise(a: Architecture, name: str) -> list[str]:
         "positions.scaling": a.positions.scaling,
         "mlp.router_softmax": a.mlp.router_softmax,
     }
-    return [f"{field} = {values[field]}" for field, allowed in FIXED[name].items() if values[field] not in allowed]
+    ways = [f"attention.windows = {list(a.attention.windows)}"] if any(visible_windows(a)) else []
+    if name == "olmoe" and a.n_kv_heads != a.n_heads:
+        ways.append(f"attention.n_kv_heads = {a.n_kv_heads}")
+    fixed = FIXED[name].items()
+    return ways + [f"{field} = {values[field]}" for field, allowed in fixed if values[field] not in allowed]
 
 
 # Tensors ------------------------------------------------------------------------------------------
@@ -403,8 +404,10 @@ def notes_on_gguf_weights(a: Architecture, weights: str) -> list[str]:
     matrices = [kind for kind in kept if kind != "F32"]
     if word == "F32" or not (others := sum(kind != word for kind in matrices)):
         return []
-    few = f"{others} of {len(matrices)} matrices"
-    return [f"Written as float16, not {weights}, because the length of their rows is not a multiple of 32: {few}."]
+    return [
+        f"{others} of {len(matrices)} matrices are written as float16, not {weights}, because the length of their rows "
+        "is not a multiple of 32."
+    ]
 
 
 def _add(writer: Any, key: str, value: Any) -> None:

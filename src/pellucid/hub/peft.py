@@ -5,13 +5,14 @@ joins several of ours (query, key and value in GPT-2's c_attn), their A is ours 
 diagonal: the same product, of a higher rank.
 """
 
+import copy
 import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import safe_open
@@ -220,10 +221,13 @@ def _number_for(folder: Path, config: Mapping[str, Any], module: str, name: str,
 class Changed(Mapping[str, Tensor]):
     """Tensors of a model's files, with changes added to some of them when they are looked up.
 
-    Changed tensors have the precision of `Change.added_to`. `prefix` is what the names of the files or of the adapter
-    may omit, and `renames` are the parts of names that one of them may still have (`Family.renames`). Raises
-    FolderError for a change of an unknown module, or of other weights than those of the files.
+    All of them have the precision of the files or float32, whichever is finer; with `is_rounded` that of the files.
+    `prefix` is what the names of the files or of the adapter may omit, and `renames` are the parts of names that one of
+    them may still have (`Family.renames`). Raises FolderError for a change of an unknown module, or of other weights
+    than those of the files.
     """
+
+    is_rounded = False
 
     def __init__(
         self,
@@ -261,7 +265,18 @@ class Changed(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self.tensors[name]
-        return self.changes[name].added_to(tensor) if name in self.changes else tensor
+        if not tensor.is_floating_point():
+            return tensor
+        # all in one precision, so that what is written of them keeps the changes and has one too
+        finer = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+        total = self.changes[name].added_to(finer) if name in self.changes else finer
+        return total.to(tensor.dtype) if self.is_rounded else total
+
+    def as_rounded(self) -> Self:
+        """The same as earlier versions merged it: every tensor rounded to the precision of the files."""
+        rounded = copy.copy(self)
+        rounded.is_rounded = True
+        return rounded
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)

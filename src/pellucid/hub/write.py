@@ -1,6 +1,5 @@
 """Write folders that other projects open: weights in safetensors, one tensor at a time, and all other files."""
 
-import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -288,8 +287,6 @@ def roles_of(tokenizer: Tokenizer) -> dict[str, str]:
     return roles
 
 
-def dtype_of(tensors: Iterable[tuple[str, Tensor]], *, finest: bool = False) -> str:
-    """The precision of the first tensor, or the finest of all, as config.json names it."""
-    dtypes = (tensor.dtype for _, tensor in tensors)
-    dtype = functools.reduce(torch.promote_types, dtypes) if finest else next(dtypes)
-    return str(dtype).removeprefix("torch.")
+def dtype_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """The precision of the first tensor, as config.json names it."""
+    return str(next(iter(tensors))[1].dtype).removeprefix("torch.")

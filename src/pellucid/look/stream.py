@@ -226,16 +226,13 @@ def known_token(vocabulary: VocabularyView, token: str | int, n: int) -> int:
     if vocabulary.tokenizer is None and isinstance(token, str) and token.isdecimal():
         token = int(token)
     try:
-        number = vocabulary.token_id(token)
+        return vocabulary.token_id(token)
     except InputError:
         # a token that does not encode back to itself, such as half a character, is shown by its spelling
         shown = [] if vocabulary.tokenizer is None else [i for i in range(n) if vocabulary.spell(i) == token]
         if not shown:
             raise
-        number = shown[0]
-    if not 0 <= number < n:
-        raise InputError(f"token {number}: there are {n}, numbered from 0")
-    return number
+        return shown[0]
 
 
 def with_arrays(panel: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from pellucid.runs.device import (
     free_bytes,
     resolve_device,
 )
-from pellucid.runs.options import LENGTHS, RecipeError, with_train
+from pellucid.runs.options import LENGTHS, RecipeError, TrainOptions, with_train
 from pellucid.runs.processes import world_size
 from pellucid.text.read.chunks import counted
 from pellucid.text.split import Split
@@ -515,7 +515,19 @@ def sizing_lines(sizing: Sizing, final: Recipe) -> list[str]:
         lines.append(
             f"  {MOST_EPOCHS:g} epochs take {c.steps * c.seconds:,.0f} s: more epochs would only memorise this text"
         )
-    return lines
+    return [*lines, *lines_without_effect(final)]
+
+
+def lines_without_effect(final: Recipe) -> list[str]:
+    """A warning for each option of tables of n-grams that the user set, where the chosen size has no tables."""
+    t, unset = final.train, TrainOptions()
+    names = () if final.model.ngrams else ("ngram_learning_rate", "ngram_weight_decay")
+    return [
+        f"warning: train.{name} = {getattr(t, name):g} has no effect: the chosen size has no tables of n-grams; set "
+        "model.ngrams to have them"
+        for name in names
+        if getattr(t, name) != getattr(unset, name)
+    ]
 
 
 def explained(sizing: Sizing) -> list[str]:

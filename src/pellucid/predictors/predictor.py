@@ -95,14 +95,13 @@ class Predictor:
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
         )
-        ends = [self.tokenizer.separator]
         decoding = Decoding(
             self.network,
             Reader(self.network),
             rows,
             max_tokens=max_tokens,
             sampling=sampling,
-            stop_ids=ends,
+            stop_ids=self.tokenizer.ends,
             # a network may have more rows than the tokenizer has ids, or fewer
             n_allowed=min(cast(Any, self.network).choices.n_vocab, self.tokenizer.n_vocab),
         )

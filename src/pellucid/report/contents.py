@@ -97,12 +97,12 @@ class Contents:
     def speeds(self) -> list[tuple[float, float]]:
         """(step, tokens per second) over stretches of steps without saving, measuring or sampling.
 
-        A step's figures are read, and its time taken, LAG steps later, or at once before a save, so the last LAG steps
-        of a stretch do not show its speed.
+        A step's time is that at which a GPU was given it. At the beginning of a stretch LAG + 1 steps are given at
+        once, so the first LAG of them do not show its speed.
         """
         speeds = []
         for stretch in self._stretches():
-            rows = stretch[: len(stretch) - LAG]
+            rows = stretch[LAG:]
             for first in range(0, len(rows) - 1, STEPS_TOGETHER):
                 a, b = rows[first], rows[min(first + STEPS_TOGETHER, len(rows) - 1)]
                 if b["seconds"] > a["seconds"]:

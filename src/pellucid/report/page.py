@@ -16,7 +16,7 @@ from pellucid.plan.format import duration, scaled
 from pellucid.report.charts import Line, ReferenceLine, chart
 from pellucid.report.contents import Contents
 from pellucid.report.drawing import draw_architecture, equations
-from pellucid.runs.metrics import last_evaluation, part_measured
+from pellucid.runs.metrics import last_evaluation, part_measured, predicted_tokens
 from pellucid.text.read.chunks import counted
 from pellucid.text.sanitize import sanitize
 
@@ -121,23 +121,17 @@ def _last(run: Contents) -> Mapping[str, Any]:
     return last_evaluation(run.rows)
 
 
-def _part_measured(run: Contents, last: Mapping[str, Any]) -> int:
-    """How many held-out tokens the last evaluation read, 0 where it read all of them."""
-    n_held_out = run.baselines.n_held_out if run.baselines else _n_held_out(run) or 0
-    return part_measured(last, run.recipe.train.evaluate_tokens, n_held_out)
-
-
-def _n_held_out(run: Contents) -> int | None:
-    """The held-out tokens that data.json counts, of pairs those of the targets; None where it does not."""
-    part = run.data.get("parts", {}).get("held_out", {})
-    n = part.get("tokens", part.get("target_tokens"))
-    return n if isinstance(n, int) else None
+def _part_measured(run: Contents, evaluation: Mapping[str, Any]) -> int:
+    """How many held-out tokens an evaluation read, 0 where it read all of them."""
+    return part_measured(evaluation, run.recipe.train.evaluate_tokens, predicted_tokens(run.data, "held_out"))
 
 
 def _warnings(run: Contents) -> str:
     said = [*(run.baselines.warnings if run.baselines else []), *(text for _, text in run.texts("warning"))]
     skipped = sum(1 for row in run.rows if row.get("skipped") is True)
-    said += [f"{counted(skipped, 'step')} skipped, because the loss or the gradient was not finite"] if skipped else []
+    were = "was" if skipped == 1 else "were"
+    why = "because the loss or the gradient was not finite"
+    said += [f"{counted(skipped, 'step')} {were} skipped, {why}"] if skipped else []
     return "".join(f'<p class="warning">{e(text)}</p>' for text in said)
 
 
@@ -145,17 +139,20 @@ def _losses(run: Contents) -> str:
     """The loss curves. Held-out text is measured by its beginning during the run and by all of it at the end."""
     levels = [ReferenceLine(p.name, p.bits_per_byte) for p in run.baselines.predictors] if run.baselines else []
     (begun, bits), (all_losses, all_bits) = run.held_out()
-    first, everything, note = _measured(run) if all_losses else ("held-out", "", "")
+    first, everything, note = _measured(run, all_losses[-1][0]) if all_losses else ("held-out", "", "")
     of_bits = [Line(first, bits), Line(everything, all_bits)]
     of_loss = [Line("training", run.series("loss"), "training"), Line(first, begun), Line(everything, all_losses)]
     charts = chart("Held-out text", of_bits, levels, "bits per byte") + chart("Loss", of_loss, unit="nats per token")
     return _section("Learning", note, charts, "charts")
 
 
-def _measured(run: Contents) -> tuple[str, str, str]:
-    """The names of the two held-out measurements, and a sentence about them."""
-    read, known, part = run.recipe.train.evaluate_tokens, _n_held_out(run), _part_measured(run, _last(run))
-    of = f" of the {known:,}" if known else ""
+def _measured(run: Contents, step: float) -> tuple[str, str, str]:
+    """The names of the two held-out measurements, the larger of which is that of `step`, and a sentence about them."""
+    row = next(row for row in run.rows if row["step"] == step and row.get("held_out_loss"))
+    read, known = run.recipe.train.evaluate_tokens, predicted_tokens(run.data, "held_out")
+    part = _part_measured(run, row)
+    # the tokens that are read of pairs and conversations are not only those that are predicted
+    of = f" of the {known:,}" if known and not run.recipe.tokens_per_row else ""
     everything = f"all of it, {known:,} tokens" if known else "all of it"
     everything, end = (f"its first {part:,} tokens", f"the first {part:,}") if part else (everything, "all of them")
     note = f"During training the loss is measured on the first {read:,}{of} held-out tokens; at the end, on {end}."
@@ -320,10 +317,11 @@ def _data_facts(run: Contents, sources: list[dict[str, Any]], parts: Any) -> lis
     for name, part in parts.items() if isinstance(parts, dict) else ():
         n = part.get("tokens", part.get("target_tokens"))
         facts += [(f"{name.replace('_', '-')} tokens", f"{n:,}")] if isinstance(n, int) else []
-    replaced = sum(s.get("replaced", 0) for s in sources)
+    replaced, halves = (sum(s.get(name, 0) for s in sources) for name in ("replaced", "halves"))
     aside = data.get("set_aside") or []
     facts += [("set aside for the n-gram's share", f"{sum(stop - start for start, stop in aside):,}")] if aside else []
     facts += [("not UTF-8, replaced", f"{replaced:,}")] if replaced else []
+    facts += [("halves of characters, replaced", f"{halves:,}")] if halves else []
     facts += [("duplicates dropped", _number(data["duplicates"]))] if data.get("duplicates") else []
     facts += [("licence", str(data["licence"]))] if data.get("licence") else []
     return facts + ([("SHA-256 of all", str(data["hash"])[:12])] if data.get("hash") else [])
@@ -356,8 +354,8 @@ def _again(run: Contents) -> str:
         note = "This run was made longer after it had begun; the command trains its last length in one go."
     elif run.recipe.replans:
         note = (
-            "The same text, choices and seed, and as many steps in one go. Their rates follow the number of steps and "
-            "not the clock, as those of this run of minutes did, so the weights will differ."
+            "The same text, choices and seed, and as many steps in one go. The learning rates of this run followed the "
+            "clock; those of the command follow the number of steps, so the weights will differ."
         )
     if run.recipe.base is not None:
         note += (

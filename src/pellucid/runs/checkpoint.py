@@ -108,7 +108,8 @@ def write_checkpoint(run: Path, files: CheckpointFiles, processes: Processes = A
     """Write it under its final name in one rename; what was there before is untouched until then.
 
     Each of the processes writes its own files and flushes them; then the first one renames the folder.
-    Raises CheckpointError with the bytes needed when the disk is full, in every process; no partial folder is left.
+    Raises CheckpointError with the bytes needed where there is no room for it (NO_ROOM), in every process; no partial
+    folder is left.
     """
     target = folder_of(run, files.step)
     aside = target.with_name(f"{target.name}.writing")

@@ -29,8 +29,7 @@ class StepFigures:
     def read(self) -> tuple[dict[str, float], float | None]:
         """The figures, and the seconds that the step took, as soon as the device has come so far.
 
-        There are no seconds where the device works behind the program and has no events here, which is all but CPUs and
-        CUDA.
+        On devices other than CPUs and CUDA there are no seconds: they work behind the program, and have no events here.
         """
         if self.events:
             began, ended = self.events

@@ -133,10 +133,12 @@ def choose_intervals_again(recipe: RecipeT, seconds_per_step: float | None, may_
 def with_intervals(recipe: RecipeT, asked: Mapping[str, Any]) -> RecipeT:
     """The recipe of a run that goes on with the intervals and `keep_last` that are `asked` for, as text or typed.
 
-    An interval of 0 is the run's own. Intervals that the run chose follow those of the evaluations, as in a new run.
+    An interval of 0 is one that the run chooses: it becomes one of `chosen_intervals`, and keeps its value until
+    `choose_intervals_again`. Intervals that the run chose follow those of the evaluations, as in a new run.
     """
     given = {name: value for name, value in asked.items() if name not in INTERVALS or str(value) != "0"}
-    chosen = tuple(name for name in recipe.chosen_intervals if name not in given)
+    own = {*recipe.chosen_intervals, *asked}
+    chosen = tuple(name for name in INTERVALS if name in own and name not in given)
     if "evaluate_every" in given:
         given = {**dict.fromkeys(chosen, given["evaluate_every"]), **given}
     train = parse_options(TrainOptions, {**vars(recipe.train), **given}, "train")
@@ -149,7 +151,7 @@ def plan_in_time(recipe: RecipeT, opened: RecipeT, pace: Pace) -> tuple[RecipeT,
     `opened` is the recipe with the intervals that were asked for.
     """
     t, asked = recipe.train, opened.train
-    intervals = {name: getattr(asked, name) for name in ("evaluate_every", "checkpoint_every", "sample_every")}
+    intervals = {name: getattr(asked, name) for name in INTERVALS}
     for _ in range(2):  # evaluations take time, and their number depends on that of the steps
         recipe = replace(recipe, segments=((0, pace.end_of(recipe, 0)),))
         recipe = resolve_intervals(with_train(recipe, **intervals), pace.per_step, may_move=True)

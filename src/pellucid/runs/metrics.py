@@ -46,6 +46,15 @@ def last_evaluation(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return next((row for row in reversed(rows) if row.get("held_out_loss") and row.get("bits_per_byte")), {})
 
 
+def predicted_tokens(data: Mapping[str, Any], part: str) -> int:
+    """The tokens of a part ("train" or "held_out") that a model learns to predict, as data.json counts them: of
+    conversations those of the answers, of pairs those of the targets. 0 where it does not count them.
+    """
+    counts = data.get("parts", {}).get(part, {})
+    n = next((counts[name] for name in ("answer_tokens", "tokens", "target_tokens") if name in counts), 0)
+    return n if isinstance(n, int) else 0
+
+
 def part_measured(row: Mapping[str, Any], evaluate_tokens: int, n_held_out: int) -> int:
     """How many held-out tokens an evaluation read, from the first on; 0 where it read all of them.
 
@@ -54,6 +63,9 @@ def part_measured(row: Mapping[str, Any], evaluate_tokens: int, n_held_out: int)
     """
     if row.get("cut"):  # the time of the run was over
         return row["cut"]
+    if "read" in row:
+        return row["read"]
+    # earlier versions did not write how many tokens an evaluation during training read
     return 0 if row.get("whole", True) or evaluate_tokens >= n_held_out else evaluate_tokens
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pellucid.architecture import Architecture
 from pellucid.runs.adamw import AdamW
 from pellucid.runs.muon import Muon
-from pellucid.runs.options import NGramOptimizerName, OptimizerName, RunRecipe
+from pellucid.runs.options import NGramOptimizerName, OptimizerName, RecipeError, RunRecipe
 from pellucid.runs.parameter_groups import ParameterGroups
 from pellucid.runs.processes import ALONE, Processes
 from pellucid.runs.rmsprop import RMSprop
@@ -134,6 +135,22 @@ class Optimizer:
                     value = state[f"{self.names[p]}/{key}"]
                     values[key] = value.to(p.device, torch.float32 if key == "step" else p.dtype).clone()
                 part.state[p] = values
+
+
+def check_rates(recipe: RunRecipe) -> None:
+    """Raise RecipeError for a learning rate at which a decay, given or chosen, would take more than all of a weight."""
+    t, a = recipe.train, getattr(recipe, "model", None)
+    pairs = [("learning_rate", "weight_decay")]
+    pairs += [("muon_learning_rate", "weight_decay")] if t.optimizer == "muon" else []
+    if isinstance(a, Architecture) and (a.ngrams or (a.encoder and a.encoder.ngrams)):
+        pairs.append(("learning_rate", "ngram_weight_decay"))
+    for rate, decay in pairs:
+        if getattr(t, rate) * getattr(t, decay) > 1:
+            most = 1 / getattr(t, decay)
+            raise RecipeError(
+                f"train.{rate} = {getattr(t, rate):g}: expected at most 1 / {decay} = {most:g}, so that weights keep "
+                "their signs"
+            )
 
 
 def make_optimizer(recipe: RunRecipe, network: nn.Module, processes: Processes = ALONE) -> Optimizer:

@@ -136,6 +136,11 @@ class Pace:
         self._seconds, self._steps = kept * self._seconds + seconds, kept * self._steps + 1
         self.per_step = self._seconds / self._steps
 
+    def waited(self, seconds: float) -> None:
+        """The last steps, which a GPU was given and are counted, were done after so many seconds more."""
+        self._seconds += seconds
+        self.per_step = self._seconds / self._steps
+
     def is_due(self, recipe: RunRecipe, step: int) -> bool:
         """Whether enough time has gone by since the end was looked at, or enough steps, which may be far quicker."""
         waited = time.monotonic() - self.asked

@@ -24,10 +24,10 @@ from pellucid.runs.device import (
 )
 from pellucid.runs.interrupt import Interrupted, Interruption
 from pellucid.runs.kept_memory import kept_memory
-from pellucid.runs.length import lengthen, warmup_warnings, with_intervals
+from pellucid.runs.length import choose_intervals_again, lengthen, warmup_warnings, with_intervals
 from pellucid.runs.measure import measure_step
 from pellucid.runs.metrics import MetricsFile, units_per_second
-from pellucid.runs.optimizer import make_optimizer
+from pellucid.runs.optimizer import check_rates, make_optimizer
 from pellucid.runs.options import INTERVALS, RecipeError, RecipeT, RunRecipe, TrainOptions, parse_options
 from pellucid.runs.pace import Pace
 from pellucid.runs.reporter import PlainReporter, QuietReporter
@@ -39,8 +39,9 @@ from pellucid.runs.trainer import Trainer
 NO_FOLDER = "--resume continues a run that exists: name its folder with --out, such as --out runs/NAME"
 #: the options of training that say how this machine computes, which a resumed run may change
 OF_MACHINE = ("device", "compile")
-#: the options that say when a run is measured and what it keeps, which change no weight: a resumed run may change them.
-#: `evaluate_tokens` is not one of them, as the best checkpoint is the one with the lowest loss over the same tokens
+#: the options that say when a run is measured and what it keeps, which change no weight of a run of steps: a resumed
+#: run may change them. `evaluate_tokens` is not one of them, as the best checkpoint is the one with the lowest loss
+#: over the same tokens
 OF_RECORD = (*INTERVALS, "keep_last")
 #: the options of training that a resumed run of every kind may change
 RESUMABLE = (*OF_MACHINE, *OF_RECORD)
@@ -88,6 +89,7 @@ def start_run(
         try:
             startable.read(reporter, interruption)
             lines = startable.prepare(interruption, pace)
+            check_rates(startable.recipe)
             interruption.poll()
         except Interrupted:
             reporter.note(f"interrupted before the first step: nothing was written to {run_dir}")
@@ -200,10 +202,15 @@ def resume_run(
                     finish=trainable.finish_cost,
                     can_sample=trainable.can_sample,
                 )
-            seconds_per_step = recorded_seconds_per_step(run_dir, trainable) if any(length.values()) else None
+            opened = set(trainable.recipe.chosen_intervals) - set(written.chosen_intervals)
+            is_timed = opened or any(length.values())
+            seconds_per_step = recorded_seconds_per_step(run_dir, trainable) if is_timed else None
             trainable.recipe = lengthen(
                 trainable.recipe, step, length, measure, trainable.n_train, pace, seconds_per_step
             )
+            if opened and trainable.recipe.segments == written.segments:  # of another length they are chosen already
+                may_move = trainable.recipe.train.minutes > 0
+                trainable.recipe = choose_intervals_again(trainable.recipe, seconds_per_step, may_move)
         except Interrupted:
             reporter.note(f"interrupted before the first step: {run_dir} is as it was")
             return Run(run_dir, trainable.recipe, step, exit_code=interruption.exit_code)

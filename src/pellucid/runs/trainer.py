@@ -333,7 +333,10 @@ class Trainer(Generic[RecipeT]):
     def save(self) -> None:
         """A checkpoint of this step, which a thread writes; older ones beyond `keep_last` go, the best stays."""
         self.finish_saving()
+        began = time.monotonic()
         self.read_figures(0)
+        if self.pace:
+            self.pace.waited(time.monotonic() - began)
         self.metrics.sync()
         state = {"step": self.step, "bad_in_a_row": self.bad_in_a_row, "seconds": round(self.seconds(), 3)}
         if self.pace:
@@ -384,7 +387,8 @@ class Trainer(Generic[RecipeT]):
         if measured is None:
             return
         self.finish_saving()
-        loss, part, accuracy, cut = measured
+        loss, part, accuracy, n_read = measured
+        cut = n_read if whole else 0
         if not math.isfinite(loss + (part or 0.0)):
             loss = part = math.nan
         if self.processes.is_first and part is not None and part < best_loss(self.run_dir):
@@ -392,8 +396,8 @@ class Trainer(Generic[RecipeT]):
         per_byte = self.trainable.data.held_out_tokens_per_byte
         bits = {} if per_byte is None else {"bits_per_byte": loss / math.log(2) * per_byte}
         row = {"step": self.step, "held_out_loss": loss, **bits, "accuracy": accuracy, "whole": whole and not cut}
-        if cut:
-            row["cut"] = cut
+        if cut or not whole:
+            row["cut" if cut else "read"] = n_read
         row = self.metrics.write(row | {"held_out_part": part, "seconds": round(self.seconds(), 3)})
         self.last_evaluation = row
         if row["held_out_loss"] is None:
@@ -424,16 +428,20 @@ class Trainer(Generic[RecipeT]):
     def held_out_loss(self, whole: bool) -> tuple[float, float | None, float, int] | None:
         """The mean held-out loss in nats per unit, over everything or, unless `whole`, over the first
         `evaluate_tokens`; the mean over those first ones, None where the time was over before; the accuracy, the share
-        of likeliest targets; and after how many units the time of a run of minutes was over, 0 where it was not.
+        of likeliest targets; and how many units were read, 0 where these were all. With `whole` they are not all where
+        the time of a run of minutes was over.
 
         None where a signal came.
         """
         self.network.eval()
-        nats, n_right, n_scored, n_read, part, cut = 0.0, 0, 0, 0, None, 0
+        nats, n_right, n_scored, n_read, part, ended_at = 0.0, 0, 0, 0, None, 0
         # seconds of a token in each batch, by whether a checkpoint was being written beside it
         per_token: dict[bool, list[float]] = {False: [], True: []}
         try:
             for batch in self.trainable.data.held_out():
+                if part is not None and not whole:
+                    ended_at = n_read
+                    break
                 if self.stops():
                     return None
                 began, is_writing = time.monotonic(), self.saver.is_writing
@@ -444,12 +452,10 @@ class Trainer(Generic[RecipeT]):
                 self.phase.set(n_read, self.trainable.data.n_held_out if whole else self.recipe.train.evaluate_tokens)
                 if part is None and n_read >= self.recipe.train.evaluate_tokens:
                     part = nats / n_scored
-                    if not whole:
-                        break
                 n_held_out = self.trainable.data.n_held_out
                 may_end = whole and n_held_out > n_read >= LEAST_EVALUATED
                 if may_end and self.processes.largest(self.pace is not None and self.pace.must_end(self.recipe)):
-                    cut = n_read
+                    ended_at = n_read
                     break
         finally:
             self.network.train()
@@ -458,7 +464,7 @@ class Trainer(Generic[RecipeT]):
             # times as long (docs/log.md)
             self.pace.took["token"] = statistics.median(per_token[False] or [min(per_token[True])])
         loss = nats / n_scored
-        return loss, loss if part is None and not cut else part, n_right / n_scored, cut
+        return loss, loss if part is None and not ended_at else part, n_right / n_scored, ended_at
 
     # From a checkpoint ---------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from pellucid.serve.body_errors import wrong_value
 from pellucid.serve.chat import ChatBody, answer_chat
 from pellucid.serve.completions import CompletionBody, answer_completion
-from pellucid.serve.embeddings import EmbeddingBody, answer_embeddings
+from pellucid.serve.embeddings import MAX_BODY, EmbeddingBody, answer_embeddings
 from pellucid.serve.filling import FillBody, answer_fill
 from pellucid.serve.generation import QueueFullError, StoppingError
 from pellucid.serve.json_bodies import StrictRoute
@@ -129,7 +129,8 @@ def make_app(
 
     add_page(app)
     install_errors(app)
-    app.add_middleware(Limits, hosts=hosts, key=key, open_paths=("/health", *PAGE_PATHS))  # type: ignore[arg-type]
+    bounds: dict[str, Any] = {"open_paths": ("/health", *PAGE_PATHS), "max_bodies": {"/v1/embeddings": MAX_BODY}}
+    app.add_middleware(Limits, hosts=hosts, key=key, **bounds)  # type: ignore[arg-type]
     app.add_middleware(RequestCounter.Middleware, counter=counter)
     return app
 

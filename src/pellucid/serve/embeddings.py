@@ -23,6 +23,8 @@ from pellucid.serve.served import ServedModel
 
 #: texts of one request, at most, as with OpenAI: clients that index documents send a thousand at once
 MAX_INPUTS = 2048
+#: bytes of the body of a request, at most: so many texts of 8,192 bytes
+MAX_BODY = 2**24
 Inputs = str | Ids | Annotated[SeveralPrompts, Field(max_length=MAX_INPUTS)]
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import hmac
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -26,6 +26,7 @@ class Limits:
                 letters do not count, and IPv6 addresses are given with or without their brackets
     key         what `Authorization: Bearer ...` must say; None where any is accepted
     open_paths  paths that need no key
+    max_body    the most bytes of a body; `max_bodies` has those of paths with a bound of their own
     """
 
     def __init__(
@@ -36,12 +37,14 @@ class Limits:
         key: str | None,
         open_paths: Collection[str] = ("/health",),
         max_body: int = 2**20,
+        max_bodies: Mapping[str, int] | None = None,
         max_headers: int = 2**14,
         seconds: float = 10.0,
     ):
         self.app, self.hosts, self.key = app, frozenset(map(as_in_headers, hosts)), key
         self.open_paths = frozenset(open_paths)
         self.max_body, self.max_headers, self.seconds = max_body, max_headers, seconds
+        self.max_bodies = dict(max_bodies or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,7 +52,8 @@ class Limits:
             return
         try:
             headers = self.check_headers(scope)
-            body = await asyncio.wait_for(self.read_body(headers, receive), self.seconds)
+            most = self.max_bodies.get(scope["path"], self.max_body)
+            body = await asyncio.wait_for(self.read_body(headers, receive, most), self.seconds)
         except TimeoutError:
             refusal = Refusal(408, f"the request did not arrive within {self.seconds:g} seconds", "request_timeout")
             await refuse(refusal, scope, receive, send)
@@ -82,19 +86,19 @@ class Limits:
                 raise Refusal(415, "send the body as Content-Type: application/json", "unsupported_media_type")
         return headers
 
-    async def read_body(self, headers: dict[str, str], receive: Receive) -> bytes:
-        """The body, refused as soon as it is known to be too long."""
+    async def read_body(self, headers: dict[str, str], receive: Receive, most: int) -> bytes:
+        """The body, refused as soon as it is known to be longer than `most` bytes."""
         said = headers.get("content-length", "0")
-        if not said.isdigit() or int(said) > self.max_body:
-            raise Refusal(413, f"the body is longer than {self.max_body:,} bytes", "body_too_large")
+        if not said.isdigit() or int(said) > most:
+            raise Refusal(413, f"the body is longer than {most:,} bytes", "body_too_large")
         body = bytearray()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise Refusal(400, "the client left before its request was read", "disconnected")
             body += message.get("body", b"")
-            if len(body) > self.max_body:
-                raise Refusal(413, f"the body is longer than {self.max_body:,} bytes", "body_too_large")
+            if len(body) > most:
+                raise Refusal(413, f"the body is longer than {most:,} bytes", "body_too_large")
             if not message.get("more_body"):
                 return bytes(body)
 

@@ -1,5 +1,6 @@
 """What the requests of all routes share: bounds, options of sampling, edits, and OpenAI's shape of errors."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -68,7 +69,7 @@ Place = Annotated[StrictInt, Field(ge=0)] | list[Annotated[StrictInt, Field(ge=0
 class EditBody(BaseModel):
     """One edit (`pellucid.edits`), as `pellucid.edits.to_json` writes it."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid")
     op: Literal["zero", "mean", "resample", "set", "add", "scale", "project_out", "clamp", "freeze"]
     name: Annotated[str, Field(max_length=200)]
     value: Any = None
@@ -86,6 +87,9 @@ class EditBody(BaseModel):
     def edit(self, dtype: torch.dtype) -> Edit:
         """The edit, its value as a tensor, so that no step converts it again. Raises EditError."""
         fields = self.model_dump(exclude_unset=True)
+        for field in ("factor", "low", "high"):
+            if math.isnan(fields.get(field) or 0.0):
+                raise EditError(f"{field} of the edit of {self.name} is NaN: give a number")
         try:
             edit = Edit.from_dict(fields)
             if edit.value is None:

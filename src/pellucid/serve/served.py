@@ -81,8 +81,12 @@ class ServedModel:
         return self.with_special_ids(tokenizer.encode(prompt))
 
     def with_special_ids(self, ids: Sequence[int]) -> list[int]:
-        """The ids of a text with what the model reads before and after it; the separator for nothing at all."""
+        """The ids of a text with what the model reads before and after it, or its encoder where there is one; the
+        separator for nothing at all.
+        """
         tokenizer = self.tokenizer
+        if self.reads_sources:
+            return tokenizer.source_ids(ids)
         if self.is_masked:
             return tokenizer.masked_ids(ids) or [tokenizer.separator]
         return tokenizer.prompt_ids(ids)

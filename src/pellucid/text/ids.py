@@ -35,6 +35,13 @@ class IdTokenizer(Tokenizer):
     def ends(self) -> list[int]:
         return list(self._ends)
 
+    def with_model_ids(self, start: int | None, ends: Sequence[int]) -> "IdTokenizer":
+        """The same tokenizer with these ids too; the first of `ends` is the separator where there was none."""
+        own = self._ends if not ends else self._ends[:1]
+        return IdTokenizer(
+            self.n_vocab, list(dict.fromkeys([*own, *ends])), self.model_start if start is None else start
+        )
+
     @cached_property
     def hash(self) -> str:
         content = f"ids below {self.n_vocab}, ends {self._ends}"

@@ -33,7 +33,8 @@ def one_text(corpus: Corpus) -> OneText:
 
 def _counted(corpus: Corpus) -> str:
     """Describe where the bytes of a corpus of one document come from."""
-    origin, (source,) = corpus.documents.origins[corpus.documents.source[0]], corpus.sources
+    number = corpus.documents.source[0]  # files whose documents are duplicates are among the sources too
+    origin, source = corpus.documents.origins[number], corpus.sources[number]
     steps = []
     if origin.format in ROWS:
         steps.append(f"read from a row of {FORMATS[origin.format]}")

@@ -164,14 +164,12 @@ def make_recipe_on(
 
     The dropout may change, and n_ctx too where positions are computed and no weight depends on it.
     """
-    name, from_start = _preset_and_fields(None, start)
-    # a run's recipe.json has the size with the tokens that the run gained; the text decides whether this one gains them
-    from_start = without_vocabulary_size(from_start)
+    name, from_start = _preset_and_fields(None, start, has_model=True)
     objective = "source-target" if architecture.encoder else MASK_OBJECTIVE[architecture.attention.mask]
     base = with_train(Recipe(inputs=inputs, model=architecture), objective=objective)
     given = with_changes(from_start, changes)
     asked = with_objective(inputs, given)
-    check_objective_on(objective, asked, is_given=len(asked) == len(given))
+    check_objective_on(objective, asked, changes, from_start)
     made = with_fields(base, {**CONTINUING, **asked})
     if made.adapt.rank:
         made = with_fields(base, {**ADAPTING, **asked})
@@ -187,18 +185,25 @@ def make_recipe_on(
     return made
 
 
-def check_objective_on(own: str, fields: Mapping[str, Any], is_given: bool) -> None:
+def check_objective_on(
+    own: str, fields: Mapping[str, Any], changes: Mapping[str, Any], from_recipe: Mapping[str, Any]
+) -> None:
     """Raise RecipeError where the objective among the fields needs another architecture than the model that a run
     starts from, whose objective is `own`.
 
-    is_given  whether the user gave the objective; else it follows from the inputs, which are conversations
+    changes, from_recipe  those of the fields that the user set, and those of a recipe; an objective that neither names
+                          follows from the inputs, which are conversations
     """
     asked = {full_name(name): value for name, value in fields.items()}.get("train.objective", own)
     needs, has = ((OBJECTIVE_MASK.get(word), word == "source-target") for word in (asked, own))
     if needs == has or asked not in OBJECTIVE_MASK:  # another word is refused with the list of them
         return
     what = "an encoder beside its decoder" if needs[1] else f"model.attention.mask = {needs[0]} and no encoder"
-    remedy = f"leave out --objective {asked}" if is_given else "give other inputs, which are no conversations"
+    remedy = "give other inputs, which are no conversations"
+    if "train.objective" in map(full_name, changes):
+        remedy = f"leave out --objective {asked}"
+    elif "train.objective" in map(full_name, from_recipe):
+        remedy = f"set --objective {own}, or leave the recipe out"
     raise RecipeError(
         f"train.objective = {asked} needs {what}, and a run that starts from a model keeps its architecture, which is "
         f"that of {own}: {remedy}"
@@ -229,13 +234,17 @@ def check_effect(recipe: Recipe, changes: Mapping[str, Any]) -> None:
             raise RecipeError(f"train.{name} = {value} goes with {what}: leave it out")
 
 
-def _preset_and_fields(preset_name: str | None, start: Recipe | Path | None) -> tuple[str | None, dict[str, Any]]:
-    """The preset that is named, here or in a recipe file, and the fields of the recipe or its file."""
+def _preset_and_fields(
+    preset_name: str | None, start: Recipe | Path | None, has_model: bool = False
+) -> tuple[str | None, dict[str, Any]]:
+    """The preset that is named, here or in a recipe file, and the fields of the recipe or its file, which is for a run
+    that starts from a model where it `has_model`.
+    """
     if start is None:
         return preset_name, {}
     if not isinstance(start, Path):
         return preset_name, without_vocabulary_size(fields_of_recipe(start.to_dict()))
-    from_file = read_recipe_file(start)
+    from_file = read_recipe_file(start, has_model)
     name = from_file.pop("preset", None)
     if name is not None and preset_name not in (None, name):
         raise RecipeError(f"the preset is given twice, {preset_name} and, in {start}, {name}: give one of them")
@@ -454,8 +463,12 @@ def _leaves_open(name: str, value: Any) -> bool:
     return is_chosen and str(value) in (str(default), str(default).removesuffix(".0"))
 
 
-def read_recipe_file(path: Path) -> dict[str, Any]:
-    """The fields of a TOML or JSON recipe, as dotted names; a run's recipe.json can be given as it is."""
+def read_recipe_file(path: Path, has_model: bool = False) -> dict[str, Any]:
+    """The fields of a TOML or JSON recipe, as dotted names; a run's recipe.json can be given as it is.
+
+    has_model  whether they are for a run that starts from a model: then the size of another run's vocabulary is left
+               out, as that run may have gained tokens, and the text decides whether this one gains them
+    """
     try:
         content = path.read_text(encoding="utf-8")
         values = tomllib.loads(content) if path.suffix == ".toml" else json.loads(content)
@@ -468,6 +481,8 @@ def read_recipe_file(path: Path) -> dict[str, Any]:
     if "inputs" in values and isinstance(values.get("text"), dict):  # it is a run's recipe
         values["text"] = EARLIER | values["text"]
         values.pop("parallel", None)  # a new run is laid out by its own number of processes
+        if has_model:
+            return without_vocabulary_size(fields_of_recipe(values))
     return fields_of_recipe(values)
 
 

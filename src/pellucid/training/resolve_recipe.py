@@ -196,21 +196,6 @@ def resolve_ngram_weight_decay(recipe: Recipe, n_train: int) -> tuple[Recipe, st
     return with_train(recipe, ngram_weight_decay=decay), f"n-gram tables: weight decay {decay:g}, chosen: {why}"
 
 
-def check_rates(recipe: Recipe) -> None:
-    """Raise RecipeError for a learning rate at which a decay, given or chosen, would take more than all of a weight."""
-    t, a = recipe.train, recipe.model
-    pairs = [("learning_rate", "weight_decay")]
-    pairs += [("muon_learning_rate", "weight_decay")] if t.optimizer == "muon" else []
-    pairs += [("learning_rate", "ngram_weight_decay")] if a.ngrams or (a.encoder and a.encoder.ngrams) else []
-    for rate, decay in pairs:
-        if getattr(t, rate) * getattr(t, decay) > 1:
-            most = 1 / getattr(t, decay)
-            raise RecipeError(
-                f"train.{rate} = {getattr(t, rate):g}: expected at most 1 / {decay} = {most:g}, so that weights keep "
-                "their signs"
-            )
-
-
 def widest_row(a: Architecture) -> int:
     """The number of entries of the largest tensor of a block, for one sequence."""
     of_position = max(a.d_ff, a.n_heads * a.d_head, a.d_model)

@@ -249,7 +249,6 @@ class TransformerTrainable(TextTrainable[Recipe]):
         for choose in (resolve.resolve_weight_decay, resolve.resolve_ngram_weight_decay):
             recipe, decay = choose(recipe, n_train)
             lines.append(decay)
-        resolve.check_rates(recipe)
         self.recipe = recipe
         n_parameters = count_parameters(recipe.model)["total"]
         model = [describe_model(recipe.model, n_parameters), describe_step(asked, recipe)]

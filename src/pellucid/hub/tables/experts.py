@@ -259,7 +259,9 @@ GPT_OSS = Family(
     derived=(
         gpt_oss_positions(),
         # their class makes a mask with a window for every model
-        Derived(gpt_oss_windows, lambda a: layer_types(a) | {"sliding_window": max(visible_windows(a)) or 128}),
+        Derived(
+            gpt_oss_windows, lambda a: layer_types(a) | {"sliding_window": max(visible_windows(a), default=0) or 128}
+        ),
     ),
     constants={"swiglu_alpha": 1.702},
     fixed=LLAMA_OPTIONS

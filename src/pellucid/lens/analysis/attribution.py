@@ -98,6 +98,7 @@ def attribute(
     Raises InputError for texts that are not one token.
     """
     check_by(t, by)
+    t = t.detached()
     readout, position = readout_of(t), t.position(pos, row)
     one, other = t.token_id(token), None if vs is None else t.token_id(vs)
 
@@ -122,7 +123,7 @@ def attribute(
     if readout.b_U is not None:
         labels.append("unembed.bias")
         values.append(difference(readout.b_U)[None])
-    logit, flat = float(difference(t.logits_before_cap()[row, position]).detach()), torch.cat(values)
+    logit, flat = float(difference(t.logits_before_cap()[row, position])), torch.cat(values)
     if is_readout_edited(t):
         labels, flat = [*labels, "readout (edited)"], torch.cat([flat, (logit - flat.sum())[None]])
     after_cap = float(difference(t.logits[row, position])) if t.architecture.logit_cap else None

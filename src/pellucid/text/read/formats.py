@@ -176,13 +176,14 @@ def _read_table(file: BinaryIO, origin: Origin, separators: str) -> FileDocument
             raise DocumentError(f"{origin.name} has {header.count(twice)} columns {twice!r}: rename one of them")
         column = header.index(choose_field(header, header, origin.name, origin.field, "column"))
         for row in rows:
-            if len(row) != len(header) and row:
+            if not row:  # a blank line
+                continue
+            if len(row) != len(header):
                 raise DocumentError(
                     f"{origin.name}, line {rows.line_num}: {len(row)} cells, expected {len(header)} as in the first "
                     "line, which names the columns"
                 )
-            raw = (row[column] if row else "").encode("utf-8", "surrogateescape")
-            yield iter([piece_of(raw)])
+            yield iter([piece_of(row[column].encode("utf-8", "surrogateescape"))])
         others = tuple(name for name in header if name != header[column])
         return ChosenField(header[column], others, separator if separator == "|" else "")
     except csv.Error as error:

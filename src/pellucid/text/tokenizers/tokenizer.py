@@ -115,8 +115,9 @@ def load_tokenizer(path: str | Path, *, trust: bool = False, ends: Sequence[int]
     ends    ids that may end a text, such as eos_token_id of a model's config.json; the first is taken where neither a
             special token of a known name nor eos_token in the tokenizer_config.json beside the file does
 
-    What an ids.json beside the file says is taken over (`Tokenizer.with_model_ids`). Raises TokenizerError, and
-    NoEndError where nothing says which token ends a text.
+    What an ids.json beside the file says is taken over (`Tokenizer.with_model_ids`), unless a config.json stands there
+    too, which says it in Hugging Face's folders. Raises TokenizerError, and NoEndError where nothing says which token
+    ends a text.
     """
     path = Path(path)
     files = tokenizer_files(path)
@@ -164,9 +165,10 @@ def _ends_named_beside(file: Path) -> list[str]:
 
 
 def _with_ids_beside(file: Path, tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer of this file with the ids that IDS_FILE beside it names, if there is one."""
+    """The tokenizer of this file with the ids that our IDS_FILE beside it names, if there is one."""
     path = file.with_name(IDS_FILE)
-    if not path.exists():
+    # beside a config.json, which says the same, a file of this name is somebody else's
+    if not path.exists() or file.with_name("config.json").exists():
         return tokenizer
     content = options_in(_read(path), IDS_FILE)
     start, ends = content.get("start"), content.get("ends", [])
@@ -174,6 +176,11 @@ def _with_ids_beside(file: Path, tokenizer: Tokenizer) -> Tokenizer:
         raise TokenizerError(
             f"{IDS_FILE} beside it holds ends = {str(ends)[:60]} and start = {str(start)[:60]}: expected a list of "
             "ids and an id, whole numbers from 0"
+        )
+    if beyond := [i for i in ends if i >= tokenizer.n_vocab]:
+        raise TokenizerError(
+            f"{IDS_FILE} beside it says that id {beyond[0]} ends a text: expected an id of this tokenizer, from 0 to "
+            f"{tokenizer.n_vocab - 1}"
         )
     return tokenizer.with_model_ids(start, ends)
 
