@@ -36,6 +36,7 @@ from pellucid.plan.sizing import (
 from pellucid.runs.length import with_length
 from pellucid.runs.options import RecipeError, TrainOptions
 from pellucid.text import bundled, read_corpus, split_corpus
+from pellucid.text.read.chunks import counted
 from pellucid.training import autotune, resolve_recipe, step_functions
 from pellucid.training.recipe import make_recipe
 from some_cases import one_in
@@ -543,7 +544,7 @@ def test_a_run_is_sized_and_says_so(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     kept = json.loads((run.path / "recipe.json").read_text())
     a = run.recipe.model
-    assert f"size: width {a.d_model}, {a.n_layers} layers, vocabulary {kept['text']['vocabulary']:,}" in said
+    assert f"size: width {a.d_model}, {counted(a.n_layers, 'layer')}, vocabulary {kept['text']['vocabulary']:,}" in said
     assert "<- chosen" in said
     assert kept["train"]["batch"] == run.recipe.train.batch != TrainOptions().batch
 
