@@ -230,7 +230,7 @@ def test_what_was_replaced_is_counted_by_its_kind(run):
     (run / "data.json").write_text(json.dumps(data))
     said = Page(page_of(Contents.of(run))).text
     assert "not UTF-8, replaced4" in said
-    assert "halves of characters, replaced6" in said
+    assert "lone surrogates in JSON, replaced6" in said
 
 
 def test_the_held_out_documents_are_listed(run):

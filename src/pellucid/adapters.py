@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pellucid.hub.families import FamilyError
-from pellucid.hub.files import ADAPTER, CONFIG
+from pellucid.hub.files import CONFIG, is_adapter
 from pellucid.hub.folder import Folder
 from pellucid.hub.open import find_folder, open_folder
 from pellucid.hub.own_code import PREFIX
@@ -80,5 +80,4 @@ def _kind_without_adapters(base: Path) -> str:
     """What this base is, where its path cannot be named as what an adapter changes; "" where it can."""
     if base.suffix == ".gguf":
         return "a GGUF file"
-    is_adapter = (base / ADAPTER).exists() and not (base / CONFIG).exists()
-    return "an adapter itself" if is_adapter else ""
+    return "an adapter itself" if is_adapter(base) else ""

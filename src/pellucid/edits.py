@@ -99,13 +99,18 @@ class Edit:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Edit":
-        """The edit that `to_dict` wrote; EditError for fields that no edit has."""
+        """The edit that `to_dict` wrote; EditError for fields that no edit has, and for other text than numbers."""
         known = {f.name for f in fields(cls)}
         if strange := sorted(set(values) - known):
             raise EditError(f"an edit has no field {strange[0]!r}: the fields are {', '.join(sorted(known))}")
         if missing := [name for name in ("op", "name") if name not in values]:
             raise EditError(f"an edit was given without {missing[0]}: give op and name")
-        options = {n: _span(v) if n in PLACES else _numbers(v) if n in NUMBERS else v for n, v in values.items()}
+        options: dict[str, Any] = {n: _span(v) if n in PLACES else v for n, v in values.items()}
+        for n in [n for n in NUMBERS if n in options]:
+            try:
+                options[n] = _numbers(options[n])
+            except ValueError as error:
+                raise EditError(f"{n} of the edit of {values['name']} is no array of numbers: {error}") from None
         return cls(**options)
 
 
@@ -238,7 +243,9 @@ def _json_numbers(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """Nested numbers back from `_json_numbers`."""
+    """Nested numbers back from `_json_numbers`. Raises ValueError for other text."""
     if isinstance(value, list):
         return [_numbers(v) for v in value]
+    if isinstance(value, str) and value not in ("inf", "-inf", "nan"):
+        raise ValueError(f"{value[:40]!r}: expected a number, or inf, -inf or nan as text")
     return float(value) if isinstance(value, str) else value

@@ -13,6 +13,7 @@ from pellucid.generate.samples import sampler_for
 from pellucid.hub.families import FamilyError
 from pellucid.hub.targets import PRESET_FOR, Target, check_target
 from pellucid.language_model import ModelError
+from pellucid.option_values import parse_value
 from pellucid.plan.sizing import sizing_of
 from pellucid.predictors.mixed_training import MixedTransformerTrainable
 from pellucid.predictors.recipe import Kind as PredictorKind
@@ -380,7 +381,7 @@ def resume_transformer(
         )
     changes = {full_name(name): value for name, value in changes.items()}
     moved = changes.get("text.held_out_files", ()) if recipe.text.held_out_files else ()
-    moved = (moved,) if isinstance(moved, str) else tuple(moved)
+    moved = parse_value("text.held_out_files", moved, tuple[str, ...])
     if moved:
         changes["text.held_out_files"] = recipe.text.held_out_files  # wherever they lie now
     field = recipe.text.field

@@ -7,7 +7,7 @@ import transformers
 
 import pellucid
 from pellucid.cli import main
-from pellucid.hub.families import FamilyError, n_in_the_way
+from pellucid.hub.families import FamilyError, each_in_the_way, n_in_the_way
 from pellucid.hub.tables import FAMILIES
 from pellucid.hub.targets import PRESET_FOR, check_target, opens_in
 from pellucid.hub.write import exported_as
@@ -121,6 +121,15 @@ def test_a_refusal_for_transformers_names_the_nearest_families_alone():
     assert "project: qwen3 cannot represent ngrams = [2, 3, 4, 5]; " in said
     assert said.count("cannot represent") == 3
     assert "other families are no nearer. Without --for transformers, pellucid convert writes it with code" in said
+
+
+def test_a_limit_of_a_family_counts_as_what_is_in_the_way():
+    """Ministral's files need a window beside what no family has."""
+    a = preset("qwen3-mini", 300).with_fields({"ngrams": (2,)})
+    n = n_in_the_way(a, FAMILIES["qwen3"])
+    assert n == 1
+    assert n_in_the_way(a, FAMILIES["ministral"]) > n
+    assert any(way.startswith("attention.windows") for way in each_in_the_way(a, FAMILIES["ministral"]))
 
 
 def test_what_is_in_the_way_of_a_model_without_layers_is_counted_for_every_family():

@@ -552,6 +552,14 @@ def test_numbers_of_numpy_and_pytorch_are_written_as_numbers(half):
     assert from_json(to_json(edits)) == plain
 
 
+def test_other_text_in_the_place_of_a_number_is_refused():
+    for field in ('"factor": "half"', '"value": [1.0, "2"]'):
+        with pytest.raises(
+            EditError, match=r"of the edit of embed is no array of numbers: .*: expected a number, or inf"
+        ):
+            from_json('[{"op": "scale", "name": "embed", "factor": 1.0, ' + field + "}]")
+
+
 def test_numbers_that_json_lacks_are_written_as_text():
     edits = [change.add("embed", [torch.nan, 1.0], factor=-torch.inf), change.clamp("embed", low=-torch.inf, high=0.0)]
     text = to_json(edits)

@@ -139,8 +139,8 @@ INPUT_FILE = Expected(
 
 
 @dataclass(frozen=True)
-class FileOptions:
-    """How a file of text is read."""
+class FilesOptions:
+    """The files to read, and how to read them."""
 
     field: Annotated[str | None, option("NAME", default="text, or the only one")] = None
     """Read the text from this field of JSON lines, or from this column of a table."""
@@ -151,18 +151,6 @@ class FileOptions:
     """Read plain, html, jsonl, csv, tsv, parquet or arrow, whatever the file's name."""
     encoding: Annotated[str | None, option("NAME", default="bytes that are not UTF-8 become U+FFFD")] = None
     """Read files that are not UTF-8 in this encoding, such as latin-1."""
-
-    def reading(self) -> "ReadOptions":
-        """These options as `ReadOptions`."""
-        from pellucid.text.read.find import ReadOptions
-
-        return ReadOptions(field=self.field or "", format=self.format or "auto", encoding=self.encoding or "")
-
-
-@dataclass(frozen=True)
-class FilesOptions(FileOptions):
-    """The files to read, and how to read them."""
-
     include: Annotated[UseAppendAction[tuple[str, ...]], option("PATTERN", repeatable=True)] = ()
     """Read only files whose names match this pattern, such as '*.md'; commas separate several."""
     exclude: Annotated[UseAppendAction[tuple[str, ...]], option("PATTERN", repeatable=True)] = ()
@@ -172,8 +160,16 @@ class FilesOptions(FileOptions):
 
     def reading(self) -> "ReadOptions":
         """These options as `ReadOptions`."""
-        filters = {"include": ",".join(self.include), "exclude": ",".join(self.exclude), "skip_bad": self.skip_bad}
-        return dataclasses.replace(super().reading(), **filters)
+        from pellucid.text.read.find import ReadOptions
+
+        return ReadOptions(
+            field=self.field or "",
+            format=self.format or "auto",
+            encoding=self.encoding or "",
+            include=",".join(self.include),
+            exclude=",".join(self.exclude),
+            skip_bad=self.skip_bad,
+        )
 
 
 @dataclass(frozen=True)

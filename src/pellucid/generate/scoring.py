@@ -40,10 +40,12 @@ class ScoringError(GenerationError):
 class Likelihood(ABC):
     """What follows from the log-probability of what was scored, and from the number of its tokens, bytes and words."""
 
+    log_probs: np.ndarray
+
     @property
-    @abstractmethod
     def log_prob(self) -> float:
         """log P of all scored tokens, nats, summed without intermediate rounding."""
+        return math.fsum(self.log_probs)
 
     @property
     @abstractmethod
@@ -117,10 +119,6 @@ class Score(Likelihood):
     document: Document | None = None
 
     @property
-    def log_prob(self) -> float:
-        return math.fsum(self.log_probs)
-
-    @property
     def surprisal(self) -> np.ndarray:
         """-log P of each token, nats."""
         return -self.log_probs
@@ -163,10 +161,6 @@ class CorpusScore(Likelihood):
     why_not_comparable: str = ""
     notes: tuple[str, ...] = ()
     baselines: tuple[tuple[str, float, float], ...] = ()
-
-    @property
-    def log_prob(self) -> float:
-        return math.fsum(self.log_probs)
 
     @property
     def n_tokens(self) -> int:

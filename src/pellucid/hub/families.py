@@ -208,14 +208,20 @@ def n_in_the_way(a: Architecture, family: Family) -> float:
 
 
 def _lost(a: Architecture, family: Family) -> list[str] | None:
-    """The fields that do not come back from the family's config.json, with their values; None if it cannot be read."""
+    """The fields that break a limit of the family or do not come back from its config.json, with their values; None if
+    that cannot be read.
+    """
     if (a.encoder is not None) != any(name.startswith("encoder.") for name in family.fixed):
         return None
     try:
         said, heard = _settled(a), _settled(_read(Entries(_write(a, family)), family))
     except (ArchitectureError, FamilyError):
         return None
-    return [f"{name} = {value}" for name, value in said.items() if heard.get(name) != value]
+    unmet = [name for name, holds in (*family.limits.items(), *family.writes.items()) if not holds(a)]
+    # a limit on a field that has no effect in this architecture has no value to show
+    lost = [name for name in unmet if said.get(name) is not None]
+    lost += [name for name, value in said.items() if heard.get(name) != value]
+    return [f"{name} = {said[name]}" for name in dict.fromkeys(lost)]
 
 
 def because_of(ways: Sequence[tuple[str, Sequence[str]]]) -> str:

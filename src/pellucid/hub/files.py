@@ -26,6 +26,11 @@ class FolderError(ValueError):
     """A model folder is damaged, incomplete or malicious."""
 
 
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder holds an adapter alone, without the model that it changes."""
+    return (folder / ADAPTER).exists() and not (folder / CONFIG).exists()
+
+
 def inside(folder: Path, name: Any) -> Path:
     """The path of file `name` in the folder. Raises FolderError unless it is a plain name whose links stay inside.
 

@@ -120,8 +120,8 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 def gguf_architecture(a: Architecture) -> str:
     """The family of NAMES that represents it.
 
-    Raises FamilyError with the option that each of them cannot represent, that of the nearest family first. Families
-    with experts are named for an architecture with experts alone, and the others for the others.
+    Raises FamilyError with the option that each of them cannot represent, that of the nearest family first. The error
+    names only families with experts if the architecture has experts, and only families without them if it has none.
     """
     ways = {name: _in_the_way(a, name) for name in NAMES}
     if able := next((name for name, way in ways.items() if not way), None):

@@ -26,6 +26,7 @@ from pellucid.hub.files import (
     PICKLE,
     TRUSTED,
     FolderError,
+    is_adapter,
     read_description,
     weight_files,
 )
@@ -93,7 +94,7 @@ def _adapted(path: Path, config: Mapping[str, Any], trust: bool) -> Folder:
         raise FolderError(f"{path / ADAPTER} names no model that it changes (base_model_name_or_path)")
     revision = config.get("revision")  # of a base on the hub; peft writes null for the main one
     base_folder = find_folder(name, None if is_local(Path(name)) or not revision else str(revision), trust=trust)
-    if (base_folder / ADAPTER).exists() and not (base_folder / "config.json").exists():
+    if is_adapter(base_folder):
         raise FolderError(f"{path} changes {name}, which is an adapter itself: merge that one first (pellucid convert)")
     if base_folder.suffix == ".gguf":
         raise FolderError(

@@ -127,7 +127,7 @@ def look_up_token(
     circuits: Circuits, layer: int, index: int, token: str | int, offset: int | None = None, k: int = 12
 ) -> dict[str, Any]:
     """What a head promotes when it attends to a token, and which keys a query at this token looks for."""
-    head, number = circuits[layer, index], known_token(circuits, token, circuits.architecture.n_vocab)
+    head, number = circuits[layer, index], known_token(circuits, token)
     back = offset_argument(head, offset)
     code = f"head = {circuits_code(circuits)}[{layer}, {index}]"
     panel: dict[str, Any] = {"token": {"id": number, "text": circuits.spell(number)}, "offset": back}
@@ -209,7 +209,7 @@ def embedding_neighbours(
     table: Embeddings, token: str | int, by: Literal["cosine", "product", "distance"] = "cosine", k: int = 16
 ) -> dict[str, Any]:
     """The nearest rows of a table to a token's row."""
-    number = known_token(table, token, len(table.table))
+    number = known_token(table, token)
     return {
         "token": {"id": number, "text": table.spell(number)},
         "neighbours": table.neighbours(number, k, by),
@@ -288,8 +288,7 @@ def scores_over_distance(
     circuits: Circuits, layer: int, index: int, query: str | int, key: str | int
 ) -> dict[str, Any]:
     """The score of a query at one token with a key at another, at every distance up to MOST_DISTANCES."""
-    n_tokens = circuits.architecture.n_vocab
-    s, t = known_token(circuits, query, n_tokens), known_token(circuits, key, n_tokens)
+    s, t = known_token(circuits, query), known_token(circuits, key)
     circuits.head(layer, index)
     n = min(circuits.architecture.n_ctx, MOST_DISTANCES)
     scores = score_by_distance(circuits, layer, index, s, t, n)

@@ -159,8 +159,7 @@ def split_of(t: Recording, label: str) -> Literal["head", "source", "neuron", "e
 
 
 def _pair(t: Recording, token: str | int, vs: str | int | None) -> tuple[int, int | None]:
-    n = t.architecture.n_vocab
-    return known_token(t, token, n), None if vs is None else known_token(t, vs, n)
+    return known_token(t, token), None if vs is None else known_token(t, vs)
 
 
 def _arguments(t: Recording, token: str | int, vs: str | int | None, position: int) -> str:
@@ -217,8 +216,8 @@ def token_of(text: str) -> str | int:
     return int(text[1:]) if text[:1] == "#" and text[1:].isdecimal() else text
 
 
-def known_token(vocabulary: VocabularyView, token: str | int, n: int) -> int:
-    """The id of a token of a table of n rows, also where a part of a character is written as the pages show it.
+def known_token(vocabulary: VocabularyView, token: str | int) -> int:
+    """The id of a token of a table, also where a part of a character is written as the pages show it.
 
     A table without a tokenizer, such as that of positions, is read by the number of a row. Raises InputError for
     others.
@@ -229,7 +228,9 @@ def known_token(vocabulary: VocabularyView, token: str | int, n: int) -> int:
         return vocabulary.token_id(token)
     except InputError:
         # a token that does not encode back to itself, such as half a character, is shown by its spelling
-        shown = [] if vocabulary.tokenizer is None else [i for i in range(n) if vocabulary.spell(i) == token]
+        shown = (
+            [] if vocabulary.tokenizer is None else [i for i in range(vocabulary.n_ids) if vocabulary.spell(i) == token]
+        )
         if not shown:
             raise
         return shown[0]

@@ -132,7 +132,7 @@ def score_corpus(
             reason = reason or f"{document_name(documents[k])}: {one.why_not_comparable}"
         if ngrams:
             ngrams.add(one)
-    files = len(corpus.sources)
+    files = sum(source.n_documents > 0 for source in corpus.sources)
     scored = CorpusScore(
         documents,
         log_probs,

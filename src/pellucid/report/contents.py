@@ -97,8 +97,8 @@ class Contents:
     def speeds(self) -> list[tuple[float, float]]:
         """(step, tokens per second) over stretches of steps without saving, measuring or sampling.
 
-        A step's time is that at which a GPU was given it. At the beginning of a stretch LAG + 1 steps are given at
-        once, so the first LAG of them do not show its speed.
+        On a GPU the time of a row is that at which its step was launched. At the beginning of a stretch LAG + 1 steps
+        are launched without waiting, so the first LAG of them do not show its speed.
         """
         speeds = []
         for stretch in self._stretches():

@@ -321,7 +321,7 @@ def _data_facts(run: Contents, sources: list[dict[str, Any]], parts: Any) -> lis
     aside = data.get("set_aside") or []
     facts += [("set aside for the n-gram's share", f"{sum(stop - start for start, stop in aside):,}")] if aside else []
     facts += [("not UTF-8, replaced", f"{replaced:,}")] if replaced else []
-    facts += [("halves of characters, replaced", f"{halves:,}")] if halves else []
+    facts += [("lone surrogates in JSON, replaced", f"{halves:,}")] if halves else []
     facts += [("duplicates dropped", _number(data["duplicates"]))] if data.get("duplicates") else []
     facts += [("licence", str(data["licence"]))] if data.get("licence") else []
     return facts + ([("SHA-256 of all", str(data["hash"])[:12])] if data.get("hash") else [])

@@ -73,10 +73,10 @@ def processor() -> str:
 
 
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """The array's numbers on the device.
+    """The array as a tensor on the device.
 
-    To a GPU they are copied from memory that the system leaves in its place, behind the work that the GPU has: a copy
-    from ordinary memory would wait until all of that is done.
+    To a GPU it is copied asynchronously from pinned memory: a copy from pageable memory would wait until all the work
+    that the GPU has is done.
     """
     values = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cuda":

@@ -1,8 +1,8 @@
 """The figures of a step, and the time that it took, read without making a GPU wait.
 
-A GPU works through what it is given behind the program. A program that reads a number at once waits until all that it
-gave is done, and the GPU then waits for the program's next step. So a step's figures are copied to the machine's own
-memory behind the step's work, between two events that know when the GPU passed them, and are read some steps later.
+A GPU runs asynchronously. Reading a number at once waits until all that was launched is done, and the GPU then idles
+until the next step is launched. So a step's figures are copied to pinned host memory without waiting, between two CUDA
+events that time the step, and are read some steps later.
 """
 
 import time
@@ -21,15 +21,15 @@ class StepFigures:
         self._mark()
 
     def leave(self, values: dict[str, Tensor]) -> None:
-        """Say that the step was taken, or given to the GPU, and has these figures, each of them one number."""
-        is_behind = self.device.type == "cuda"
-        self.values = {name: x.to("cpu", non_blocking=True) if is_behind else x for name, x in values.items()}
+        """Say that the step was taken, or launched on the GPU, and has these figures, each of them one number."""
+        is_cuda = self.device.type == "cuda"
+        self.values = {name: x.to("cpu", non_blocking=True) if is_cuda else x for name, x in values.items()}
         self._mark()
 
     def read(self) -> tuple[dict[str, float], float | None]:
         """The figures, and the seconds that the step took, as soon as the device has come so far.
 
-        On devices other than CPUs and CUDA there are no seconds: they work behind the program, and have no events here.
+        On devices other than CPUs and CUDA there are no seconds: they run asynchronously, and no events time them here.
         """
         if self.events:
             began, ended = self.events
@@ -42,7 +42,7 @@ class StepFigures:
         return values, max(seconds, 1e-9) if self.device.type in ("cpu", "cuda") else None
 
     def _mark(self) -> None:
-        """The time now; on CUDA an event behind what the GPU was given so far."""
+        """The time now; on CUDA an event behind all that was launched so far."""
         self.times.append(time.perf_counter())
         if self.device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)

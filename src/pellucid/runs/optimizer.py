@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pellucid.architecture import Architecture
 from pellucid.runs.adamw import AdamW
 from pellucid.runs.muon import Muon
 from pellucid.runs.options import NGramOptimizerName, OptimizerName, RecipeError, RunRecipe
@@ -69,8 +68,8 @@ class Optimizer:
         of: dict[str, list[tuple[str, nn.Parameter]]] = {"muon": [], "rmsprop": [], "adamw": []}
         for n, p in named:
             of[optimizer_of(n, p, word, ngram_optimizer)].append((n, p))
-        # a step keeps 1 - rate x decay of a number, 0 at least: where a decay is too large for its rate, numbers would
-        # change their signs, and grow
+        # a step keeps 1 - rate x decay of a number, 0 at least, since numbers would else change their signs, and grow;
+        # `check_rates` refuses such a run, but its steps are timed before, and earlier versions did not refuse it
         most = 1 / learning_rate
         matrix_decay, table_decay = min(weight_decay, most), min(ngram_weight_decay, most)
         rest, hidden, tables = of["adamw"], [p for _, p in of["muon"]], [p for _, p in of["rmsprop"]]
@@ -139,11 +138,10 @@ class Optimizer:
 
 def check_rates(recipe: RunRecipe) -> None:
     """Raise RecipeError for a learning rate at which a decay, given or chosen, would take more than all of a weight."""
-    t, a = recipe.train, getattr(recipe, "model", None)
-    pairs = [("learning_rate", "weight_decay")]
+    t = recipe.train
+    # the second decay is -1 where there are no tables
+    pairs = [("learning_rate", "weight_decay"), ("learning_rate", "ngram_weight_decay")]
     pairs += [("muon_learning_rate", "weight_decay")] if t.optimizer == "muon" else []
-    if isinstance(a, Architecture) and (a.ngrams or (a.encoder and a.encoder.ngrams)):
-        pairs.append(("learning_rate", "ngram_weight_decay"))
     for rate, decay in pairs:
         if getattr(t, rate) * getattr(t, decay) > 1:
             most = 1 / getattr(t, decay)

@@ -137,7 +137,7 @@ class Pace:
         self.per_step = self._seconds / self._steps
 
     def waited(self, seconds: float) -> None:
-        """The last steps, which a GPU was given and are counted, were done after so many seconds more."""
+        """The last steps, which were launched on a GPU and are counted, were done after so many seconds more."""
         self._seconds += seconds
         self.per_step = self._seconds / self._steps
 

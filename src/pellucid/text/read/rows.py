@@ -97,11 +97,6 @@ class Rows(Generic[T]):
         """Bytes of the texts in UTF-8."""
         raise NotImplementedError
 
-    @property
-    def notes(self) -> list[str]:
-        """Sentences about the rows that their owner should know."""
-        return []
-
     def place(self, row: int) -> str:
         """Where a row was read, as FILE:LINE."""
         return f"{self.files[self.places[row]].path}:{self.lines[row]}"
