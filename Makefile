@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 REQUIREMENTS ?= requirements/cpu.txt
 BIN := .venv/bin
 MINUTES ?= 3
-# threads that spin beside busy test processes cost an order of magnitude (docs/log.md)
+# threads that spin beside busy test processes cost an order of magnitude (docs/experiments/processes.md)
 # the tests start many processes: each would compile the package again where bytecode is not kept
 # they write, synchronise and delete small files by the thousand: in memory, where 4 GB of it are free for files and compiled
 # ones may be run there
@@ -74,7 +74,6 @@ check: format lint types fast
 
 docs: setup
 	$(BIN)/python docs/build_mathematics.py
-	$(BIN)/python docs/build_commands.py
 
 .venv/.docs: .venv/.ready requirements/docs.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/docs.txt

@@ -25,7 +25,8 @@ seconds = time.monotonic() - began
 rows = [json.loads(line) for line in open(run.path / "metrics.jsonl")]
 rates = [row["learning_rate"] for row in rows if "learning_rate" in row]
 print(json.dumps({
-    "seconds": seconds, "steps": run.step, "planned": run.recipe.segments[0][1], "moved": len(run.recipe.replans),
+    "seconds": seconds, "steps": run.step, "planned": run.recipe.planned,
+    "decay": run.recipe.decay[0] if run.recipe.decay else 0,
     "last": rates[-1] / run.recipe.train.learning_rate, "floor": run.recipe.train.floor,
     "before": rows[0]["seconds"] if rows else 0.0, "bits": run.bits_per_byte,
     "capped": bool(run.recipe.train.epochs),
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("--beside", nargs="+", type=int, default=[0, 2])
     options = parser.parse_args()
     print(
-        f"{'text':<20} {'minutes':>7} {'beside':>6} {'time':>7} {'first plan':>10} {'steps':>6} {'moved':>5} "
+        f"{'text':<20} {'minutes':>7} {'beside':>6} {'time':>7} {'first plan':>10} {'steps':>6} {'decay':>6} "
         f"{'last rate':>9}  {'bits/byte':>9}",
         flush=True,
     )
@@ -88,7 +89,7 @@ def main() -> None:
                     good, total = good + (in_time and at_floor), total + 1
                     print(
                         f"{text.name:<20} {minutes:>7g} {n:>6} {share:>7.1%} {found['planned']:>10,} "
-                        f"{found['steps']:>6,} {found['moved']:>5} {found['last']:>8.1%}  {found['bits']:>9.4f}"
+                        f"{found['steps']:>6,} {found['decay']:>6} {found['last']:>8.1%}  {found['bits']:>9.4f}"
                         + ("" if in_time else "  not in time")
                         + ("" if at_floor else "  above the floor"),
                         flush=True,

@@ -2,12 +2,13 @@
 
     python -m benchmarks.doubling --data FOLDER --results doubling.jsonl
 
-For each text and time, sizes are chosen on the machine of docs/log.md, on which one thread takes the steps, and on
-three that are faster: in every step, in steps of narrow networks, and in steps of wide ones, where the time of a step
-of the narrower or of the wider probe of `pellucid.plan.sizing` is half as long. Each network is then trained here for
-as many steps as fit into the time by the model of a step's time that chose it (`sizing.seconds_of`), so what it reaches
-does not depend on what else this machine does. The table has the held-out bits per byte and what each doubling changes;
-a doubling that gets a worse model by more than NOISE is named, and the exit status is 1.
+For each text and time, sizes are chosen on the machine whose steps `pellucid.plan.sizing` knows, on which one thread
+takes the steps, and on three that are faster: in every step, in steps of narrow networks, and in steps of wide ones,
+where the time of a step of the narrower or of the wider probe of `pellucid.plan.sizing` is half as long. Each network
+is then trained here for as many steps as fit into the time by the model of a step's time that chose it
+(`sizing.seconds_of`), so what it reaches does not depend on what else this machine does. The table has the held-out
+bits per byte and what each doubling changes; a doubling that gets a worse model by more than NOISE is named, and the
+exit status is 1.
 
 FOLDER has `gutenberg/` and `udhr.zip`. What stands in the file of results is not run again.
 """
@@ -28,9 +29,9 @@ from pellucid.plan import sizing
 from pellucid.runs.length import with_length
 from pellucid.training.recipe import make_recipe
 
-#: how much longer than on the machine of docs/log.md a step of either probe takes
+#: how much longer than on the machine of `pellucid.plan.sizing` a step of either probe takes
 MACHINES = {
-    "as in the log": (1.0, 1.0),
+    "as fitted": (1.0, 1.0),
     "twice as fast": (0.5, 0.5),
     "narrow twice as fast": (0.5, 1.0),
     "wide twice as fast": (1.0, 0.5),
@@ -55,16 +56,15 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """Width/layers/vocabulary, and whether it has tables of n-grams."""
-        tables = "" if self.size.ngrams else ", no tables"
-        return f"{self.size.d_model}/{self.size.n_layers}/{self.size.vocabulary}{tables}"
+        """Width/layers/vocabulary."""
+        return f"{self.size.d_model}/{self.size.n_layers}/{self.size.vocabulary}"
 
 
 def choose(corpus: str, text: sizing.Text, seconds: float, machine: str, seeds: Sequence[int]) -> Choice:
     """The choice for this time on this machine."""
     recipe = with_length(make_recipe((), None, {}), {"minutes": seconds / 60})
     size = sizing.choose_size(recipe, text, MACHINES[machine]).chosen
-    of_thread = round(size.steps * sizing.seconds_of(size, (1.0, 1.0)) / sizing.STEPPING, 1)
+    of_thread = round(size.steps * sizing.seconds_of(size, (1.0, 1.0)) / sizing.FITTED.stepping, 1)
     cell = as_cell(corpus, of_thread, size)
     return Choice(corpus, seconds, machine, size, tuple(with_seed(cell, seed) for seed in seeds))
 
@@ -77,18 +77,18 @@ def with_seed(cell: Cell, seed: int) -> Cell:
 def choices(
     corpus: str, data: Path, times: Sequence[float], faster: Sequence[str], seeds: Sequence[int]
 ) -> list[Choice]:
-    """Of one text: every time on the machine of the log, and each that is doubled on the `faster` machines too."""
+    """Of one text: every time on the machine of the fit, and each that is doubled on the `faster` machines too."""
     text = known_of(CORPORA[corpus](data))
     made = []
     for seconds in times:
-        machines = ["as in the log", *(faster if 2 * seconds in times else ())]
+        machines = ["as fitted", *(faster if 2 * seconds in times else ())]
         made += [choose(corpus, text, seconds, machine, seeds) for machine in machines]
     return made
 
 
 def doublings(made: Sequence[Choice]) -> list[tuple[str, Choice, Choice]]:
     """What is doubled, the choice before and the choice after."""
-    first = {(c.corpus, c.seconds): c for c in made if c.machine == "as in the log"}
+    first = {(c.corpus, c.seconds): c for c in made if c.machine == "as fitted"}
     pairs = []
     for c in made:
         before = first[c.corpus, c.seconds]
@@ -120,8 +120,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--texts", nargs="+", choices=CORPORA, default=["shakespeare", "udhr", "austen"])
     parser.add_argument("--times", nargs="+", type=float, default=[15, 30, 60], help="seconds of one thread")
-    faster = [name for name in MACHINES if name != "as in the log"]
-    parser.add_argument("--machines", nargs="*", choices=faster, default=faster, help="beside that of the log")
+    faster = [name for name in MACHINES if name != "as fitted"]
+    parser.add_argument("--machines", nargs="*", choices=faster, default=faster, help="beside that of the fit")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1337])
     parser.add_argument("--choose", action="store_true", help="print what is chosen, and train nothing")
     o = parser.parse_args()

@@ -99,9 +99,6 @@ def runs(o: argparse.Namespace, contest: Contest) -> Iterator[tuple[str, float, 
         if not o.without_ours:
             yield "ours", minutes, lambda given=given: contest.trained(given)
             yield "ours, --mix auto", minutes, lambda given=given: contest.trained([*given, "--mix", "auto"])
-        if o.target:
-            who, opened = f"ours, --for {o.target}", [*given, "--for", o.target]
-            yield who, minutes, lambda opened=opened: contest.trained(opened)
         for seed in o.seeds:
             seeded = [*given, "--set", f"seed={seed}"]
             yield f"ours, seed {seed}", minutes, lambda seeded=seeded: contest.trained(seeded)
@@ -120,7 +117,6 @@ def main() -> None:
     parser.add_argument("--nanogpt", type=Path, help="a clone of nanoGPT; left out without one")
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES), help="of nanoGPT")
     parser.add_argument("--before", type=Path, help="the source folder of an earlier edition; left out without one")
-    parser.add_argument("--for", dest="target", choices=("transformers", "gguf"), help="ours too, with this --for")
     parser.add_argument("--seeds", type=int, nargs="+", default=[], help="ours too, with each of these seeds")
     parser.add_argument("--without-ours", action="store_true", help="measure the others alone, for --results")
     parser.add_argument("--order", type=int, default=7, help="of the n-gram; 0: none")

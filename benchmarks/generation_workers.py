@@ -20,7 +20,7 @@ DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def pellucid(option: str) -> Write:
-    """option: loaded, float32, float16, bfloat16, int8, int4; with +speculate, guessing ahead; with +eager, ordinary
+    """option: loaded, float32, float16, bfloat16, int8, int4; with +eager, ordinary
     steps where a single text is otherwise read by compiled ones."""
     from pellucid.architecture import Architecture, Attention
     from pellucid.generate import Sampling, generate_ids
@@ -33,12 +33,11 @@ def pellucid(option: str) -> Write:
     sizes = {name: SHAPE[name] for name in ("n_vocab", "n_ctx", "d_model", "n_layers")}
     a = Architecture(**sizes, attention=Attention(n_heads=SHAPE["n_heads"]))
     network, _ = network_for(initialise(Transformer(a), 0).eval(), weights, 1000)
-    guesses = 8 if way == "speculate" else 0
 
     def write(tokens: torch.Tensor, n: int) -> None:
-        ordinary = "more than one text" if len(tokens) > 1 else "guesses" if guesses else ""
+        ordinary = "more than one text" if len(tokens) > 1 else ""
         step, _ = step_for(network, "no" if way == "eager" else "auto", n, ordinary)
-        options = {"max_tokens": n, "sampling": Sampling(temperature=0), "speculate": guesses, "step": step}
+        options = {"max_tokens": n, "sampling": Sampling(temperature=0), "step": step}
         for _ in generate_ids(network, tokens.tolist(), **options):
             pass
 

@@ -63,7 +63,7 @@ def write_folder(folder: Path, books: Path, udhr: Path) -> None:
 def row(folder: Path, rule: Rule, seed: int) -> str:
     """One line of the table."""
     split = split_corpus(read_corpus(folder), 0.1, seed, rule)
-    lengths, cuts = np.array(split.corpus.documents.n_characters), np.array(split.cuts)
+    lengths, cuts = split.corpus.documents.rows["n_characters"], np.array(split.cuts)
     whole = [document.path.name for document, cut in zip(split.corpus.documents, cuts, strict=True) if not cut]
     counts = [sum(name.startswith(start) for name in whole) for start in (BOOK, "note", "rights")]
     tokenizer = learn_tokenizer("bpe", split.texts("train"), VOCABULARY)

@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,11 @@ from typing import Any
 import torch
 
 from benchmarks.side_by_side import BenchmarkError
-from pellucid.plan.speed import stepper, training_speed
+from pellucid.plan.speed import OnRandomTokens, training_speed
 from pellucid.presets import with_vocabulary
+from pellucid.runs.optimizer import make_optimizer
+from pellucid.runs.options import with_train
+from pellucid.runs.step import training_step
 from pellucid.training.memory import training_memory
 from pellucid.training.recipe import Recipe, make_recipe
 
@@ -100,6 +104,16 @@ def measure(name: str) -> dict[str, Any]:
     found = {"bytes": used, "seconds": statistics.median(times)}
     planned = {"bytes": training_memory(recipe).peak, "seconds": predicted.seconds, "how": predicted.how}
     return {**found, "planned": planned}
+
+
+def stepper(recipe: Recipe, device: torch.device) -> Callable[[], object]:
+    """A function that takes a step on random tokens, at a learning rate of 0."""
+    trainable = OnRandomTokens(with_train(recipe, device=str(device)))
+    trainable.build()
+    trainable.loss, data, n = trainable.make_loss(), trainable.make_data(), recipe.train.accumulate
+    optimizer = make_optimizer(recipe, trainable.network.train())
+    optimizer.set_factor(0.0)
+    return lambda: training_step(trainable, optimizer, (data.at(0, micro, n) for micro in range(n)), n)
 
 
 def timed(step: Any) -> float:

@@ -10,6 +10,7 @@ file is not run again. FOLDER has `gutenberg/` and `udhr.zip`; the Python text i
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import sysconfig
@@ -28,7 +29,9 @@ import torch
 from benchmarks.side_by_side import header, show
 from pellucid.demo import bundled
 from pellucid.plan import sizing
-from pellucid.plan.sizing import CONTEXT, DROPOUT, EPOCHS_WITHOUT_DROPOUT, STEPPING
+from pellucid.plan.sized_recipe import text_properties
+from pellucid.plan.sizing import CONTEXT, FITTED
+from pellucid.presets import gated_width
 from pellucid.runs.length import with_length
 from pellucid.runs.pipeline import start_run
 from pellucid.runs.reporter import QuietReporter
@@ -46,20 +49,15 @@ WITH_DROPOUT = 1.2
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: a text, seconds of one core, and a size; `steps` where they are not what the seconds pay for, and the
-    `rows` of each table of n-grams where they are not the recipe's.
-    """
+    """One run: a text, seconds of one core, and a size; `steps` where they are not what the seconds pay for."""
 
     corpus: str
     seconds: float
     vocabulary: int
     d_model: int = 128
     n_layers: int = 4
-    n_ctx: int = CONTEXT
     batch: int = 16
     dropout: float = 0.0
-    ngrams: int = 5
-    rows: int = 0
     steps: int = 0
     seed: int = 1337
 
@@ -70,13 +68,13 @@ class Cell:
 
     @property
     def size(self) -> sizing.Size:
-        """What its cost depends on; another context is paid for as so many more sequences."""
-        return sizing.Size(self.vocabulary, self.d_model, self.n_layers, self.batch * self.n_ctx // CONTEXT)
+        """What its cost depends on."""
+        return sizing.Size(self.vocabulary, self.d_model, self.n_layers, self.batch)
 
     @property
     def n_steps(self) -> int:
-        per_step = sizing.seconds_of(self.size, (1.0, 1.0), self.n_ctx) * (WITH_DROPOUT if self.dropout else 1.0)
-        return self.steps or max(2, int(STEPPING * self.seconds / per_step))
+        per_step = sizing.seconds_of(self.size, (1.0, 1.0)) * (WITH_DROPOUT if self.dropout else 1.0)
+        return self.steps or max(2, int(FITTED.stepping * self.seconds / per_step))
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -84,13 +82,12 @@ class Cell:
             "text.vocabulary": self.vocabulary,
             "model.d_model": self.d_model,
             "model.n_layers": self.n_layers,
-            "model.n_ctx": self.n_ctx,
+            "model.n_ctx": CONTEXT,
+            "model.mlp.d_ff": gated_width(self.d_model),
             "model.attention.n_heads": max(1, self.d_model // sizing.HEAD),
-            "model.ngrams": tuple(range(2, self.ngrams + 1)),
             "train.batch": self.batch,
             "train.seed": self.seed,
         }
-        made |= {"model.ngram_rows": self.rows} if self.rows else {}
         return made | ({"model.dropout": self.dropout} if self.dropout else {})
 
 
@@ -116,6 +113,11 @@ def of_books(data: Path, *names: str) -> str:
     return "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
 
 
+def of_all_books(data: Path) -> str:
+    """Every book of the Gutenberg folder."""
+    return of_books(data, *sorted(file.stem for file in (data / "gutenberg").glob("*.txt")))
+
+
 def of_python(n_bytes: int) -> str:
     """The standard library's modules in the order of their names, until there are so many bytes."""
     texts, size = [], 0
@@ -137,72 +139,30 @@ CORPORA: dict[str, Callable[[Path], str]] = {
     "cyrillic": lambda data: of_script(data, "CYRILLIC"),
     "shakespeare": lambda data: bundled("shakespeare").read_text(encoding="utf-8"),
     "udhr": lambda data: of_script(data, ""),
+    "books": of_all_books,
 }
 CHECKED = ("devanagari", "cyrillic", "shakespeare", "udhr")
 
 
+#: seconds of one core, and vocabulary, width, layers and sequences of the networks that take them, on each text
+GRID = {
+    30: [
+        *((512, 64, 2, 8), (1024, 64, 2, 8), (512, 96, 2, 8), (1024, 96, 2, 8), (1024, 128, 2, 8), (2048, 96, 2, 8)),
+        *((1024, 64, 4, 8), (2048, 64, 2, 8), (320, 96, 2, 8)),
+    ],
+    120: [
+        *((1024, 128, 2, 16), (1024, 128, 4, 8), (2048, 128, 2, 8), (2048, 128, 4, 8), (1024, 192, 3, 8)),
+        *((2048, 192, 3, 8), (4096, 128, 2, 8), (1024, 96, 2, 16), (1024, 128, 3, 8), (512, 128, 3, 16)),
+    ],
+    480: [(1024, 192, 3, 16), (2048, 192, 4, 16), (2048, 256, 4, 16), (4096, 192, 4, 16), (2048, 128, 4, 16)],
+}
+GRID_TEXTS = ("books", "shakespeare", "udhr")
+
+
 def grid() -> Iterator[Cell]:
-    """The runs that the constants come from: one thing varied at a time, and shallow networks where they did best."""
-
-    def cells(corpus: str, seconds: Sequence[float], *sizes: dict[str, Any]) -> Iterator[Cell]:
-        yield from (Cell(corpus, s, **size) for s in seconds for size in sizes)
-
-    def of(v: int, d: int = 128, n: int = 4, **more: Any) -> dict[str, Any]:
-        return {"vocabulary": v, "d_model": d, "n_layers": n, **more}
-
-    plain = {"ngrams": 1}
-    yield from cells("blake", (2.5, 5, 10, 20), of(512), of(512, 64), of(512, 192), of(320), of(1024))
-    yield from cells("blake", (10, 20, 40), of(512, **plain), of(512, dropout=0.2, **plain))
-    yield from cells("blake", (2.5, 5, 10, 20), of(512, dropout=0.2))
-    yield from cells("blake", (5, 10), of(512, batch=4))
-    yield from cells("blake", (10,), of(512, 192, batch=4))
-    yield from cells("blake", (80,), of(512, 192, dropout=0.2, **plain))
-    yield from cells("blake", (20, 40), of(512, 64, dropout=0.2, **plain), of(512, batch=4, dropout=0.2, **plain))
-    yield from cells("plays", (5, 20), of(1024), of(1024, 64), of(1024, 192), of(512), of(2048), of(1024, dropout=0.2))
-    yield from cells("plays", (80,), *(of(1024, d, dropout=0.2, **plain) for d in (128, 192)), of(1024, 64, 3, **plain))
-    yield from cells("plays", (20,), of(1024, n=2), of(1024, n=6), of(1024, batch=4), of(1024, batch=8))
-    yield from cells("plays", (20,), of(1024, n_ctx=64, batch=32), of(1024, n_ctx=256, batch=8))
-    yield from cells("plays", (20,), *(of(1024, d, 2, batch=b) for d, b in ((64, 16), (96, 16), (96, 8), (128, 8))))
-    yield from cells("plays", (20,), of(1024, n=1), of(1024, **plain), of(1024, 64, **plain))
-    yield from cells("plays", (20,), of(1024, 96, batch=8, **plain))
-    yield from cells("plays", (80,), of(1024), of(1024, 64))
-    yield from cells("plays", (80,), *(of(1024, d, n, **plain) for d, n in ((128, 4), (64, 4), (96, 2), (128, 2))))
-    yield from cells("austen", (20, 80), *(of(2048, d, n) for d, n in ((128, 4), (64, 4), (64, 2), (96, 2), (128, 2))))
-    yield from cells("austen", (20, 80), of(1024), of(4096))
-    yield from cells("austen", (80,), of(2048, 192), of(2048, n=3), of(2048, n=2, batch=8), of(2048, **plain))
-    yield from cells(
-        "python", (20,), of(4096), of(4096, 64), of(4096, 96, 2), of(4096, 128, 2), of(2048), of(8192, 96, 2)
-    )
-
-
-def more() -> Iterator[Cell]:
-    """Runs made after those had been looked at: narrower, longer, of many languages, with tables for longer."""
-
-    def cells(corpus: str, seconds: float, *sizes: tuple[int, ...], ngrams: int = 5) -> Iterator[Cell]:
-        for v, d, n, batch in sizes:
-            yield Cell(corpus, seconds, v, d, n, batch=batch, ngrams=ngrams)
-
-    long = ((1024, 128, 2, 16), (1024, 96, 2, 16), (2048, 128, 2, 16), (1024, 192, 2, 8), (1024, 128, 4, 8))
-    yield from cells(
-        "python", 20, *((v, 96, 1, 8) for v in (512, 1024, 2048, 4096)), (1024, 96, 2, 8), (1024, 64, 1, 8)
-    )
-    yield from cells("python", 45, (512, 96, 1, 16), (1024, 96, 1, 16), (2048, 96, 1, 8))
-    yield from cells("python", 180, *long)
-    yield from cells("shakespeare", 45, (1024, 96, 1, 16), (1024, 64, 2, 16))
-    yield from cells("shakespeare", 180, *long, ngrams=1)
-    yield from cells("shakespeare", 180, long[0])
-    yield from cells("plays", 20, *((v, d, 1, 8) for v in (512, 1024) for d in (64, 96)), ngrams=1)
-    yield from cells("austen", 20, *((v, 64, 1, 8) for v in (512, 1024, 2048)))
-    yield from cells("austen", 80, (2048, 96, 2, 8), (2048, 64, 2, 16), ngrams=1)
-    yield from cells("austen", 80, (1024, 128, 2, 8), (512, 128, 2, 8))
-    yield from cells("cyrillic", 15, (1024, 64, 1, 8), (1024, 96, 2, 8))
-    yield from cells("udhr", 15, (512, 32, 1, 16), (320, 32, 1, 16), (320, 64, 1, 8), (512, 64, 2, 8))
-    yield from cells(
-        "udhr", 45, *((v, d, 1, 16) for v in (320, 512) for d in (64, 96)), (512, 64, 2, 16), (512, 32, 1, 16)
-    )
-    yield from cells("udhr", 45, (512, 32, 1, 16), ngrams=1)
-    yield from cells("udhr", 180, (512, 96, 1, 16), (512, 96, 2, 16))
-    yield from cells("udhr", 180, (512, 96, 1, 16), ngrams=1)
+    """The runs that the constants come from."""
+    for seconds, text in itertools.product(GRID, GRID_TEXTS):
+        yield from (Cell(text, seconds, v, d, n, batch) for v, d, n, batch in GRID[seconds])
 
 
 def neighbours(corpus: str, text: str, seconds: float) -> list[Cell]:
@@ -228,20 +188,19 @@ def known_of(text: str) -> sizing.Text:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "text.txt"
         file.write_text(text, encoding="utf-8")
-        return sizing.text_properties(split_corpus(read_corpus([file]), held_out(text)))
+        return text_properties(split_corpus(read_corpus([file]), held_out(text)))
 
 
 def used(size: sizing.Size, text: sizing.Text, recipe: Recipe) -> sizing.Size:
     """The size with the batch and the steps that it would have."""
-    fresh = replace(size, batch=sizing.FEWEST_SEQUENCES)
-    return sizing.fit_to_time(fresh, text, recipe, STEPPING * 60 * recipe.train.minutes, (1.0, 1.0))
+    fresh = replace(size, batch=FITTED.sequences)
+    return sizing.fit_to_time(fresh, text, recipe, FITTED.stepping * 60 * recipe.train.minutes, (1.0, 1.0))
 
 
 def as_cell(corpus: str, seconds: float, s: sizing.Size) -> Cell:
     """Its run."""
-    dropout = DROPOUT if s.epochs > EPOCHS_WITHOUT_DROPOUT else 0.0
-    more = {"batch": s.batch, "dropout": dropout, "ngrams": 5 if s.ngrams else 1}
-    return Cell(corpus, seconds, s.vocabulary, s.d_model, s.n_layers, rows=s.rows, steps=s.steps, **more)
+    dropout = FITTED.dropout if s.epochs > FITTED.epochs_without_dropout else 0.0
+    return Cell(corpus, seconds, s.vocabulary, s.d_model, s.n_layers, s.batch, dropout, s.steps)
 
 
 def held_out(text: str) -> float:
@@ -255,7 +214,6 @@ def run_cell(cell: Cell, data: Path) -> dict[str, Any]:
     text, steps = CORPORA[cell.corpus](data), cell.n_steps
     fields = cell.fields | {
         "text.held_out": held_out(text),
-        "train.precision": "float32",
         "train.attention": "explicit",
         "train.compile": "no",
         "train.sample_every": -1,
@@ -304,15 +262,13 @@ def make(cells: Sequence[Cell], results: Path, data: Path, workers: int) -> list
 
 
 def fit(lines: Sequence[dict[str, Any]], data: Path) -> dict[str, float]:
-    """The constants of `sizing.expected` for networks without tables, each text's own floor beside them, in bits per
-    character; relative errors. Those for tables, and for single layers, are of `benchmarks.tables`.
+    """The constants of `sizing.expected`, each text's own floor beside them, in bits per character; relative errors.
 
-    Runs of a few steps are left out, those of another context, of much dropout, and of single layers.
+    Runs of a few steps are left out, and those of much dropout.
     """
     from scipy.optimize import least_squares
 
-    kept = [x for x in lines if x["n_ctx"] == CONTEXT and x["steps"] >= 40 and x["seconds"] >= 5]
-    kept = [x for x in kept if x["dropout"] in (0, DROPOUT) and x["ngrams"] == 1 and x["n_layers"] > 1]
+    kept = [x for x in lines if x["steps"] >= 40 and x["dropout"] in (0, FITTED.dropout)]
     corpora = sorted({x["corpus"] for x in kept})
     texts = [CORPORA[name](data) for name in corpora]
     known, own = [known_of(text) for text in texts], np.array([corpora.index(x["corpus"]) for x in kept])
@@ -327,8 +283,8 @@ def fit(lines: Sequence[dict[str, Any]], data: Path) -> dict[str, float]:
     def made(p: np.ndarray) -> np.ndarray:
         a, b, c, e, f, g, h, w = p[len(corpora) :]
         read = n_characters * (np.minimum(epochs, 1) + w * (1 - np.exp(-again / w)))
-        little = e * varied * (read / 1e6) ** -f
-        return p[own] + a * (12 * n**c * d**2 / 1e5) ** -b + little + g * steps**-h
+        few, little = a * (12 * n**c * d**2 / 1e5) ** -b, e * (read / 1e6) ** -f
+        return p[own] + varied * (few + little) + g * steps**-h
 
     bounds = np.array([0.1] * len(corpora) + low), np.array([6.0] * len(corpora) + high)
     draw, best = np.random.default_rng(0), None
@@ -344,7 +300,7 @@ def fit(lines: Sequence[dict[str, Any]], data: Path) -> dict[str, float]:
 
 def table(lines: Sequence[dict[str, Any]]) -> None:
     """Every run."""
-    names = ["corpus", "seconds", "vocabulary", "d_model", "n_layers", "n_ctx", "batch", "dropout", "ngrams", "steps"]
+    names = ["corpus", "seconds", "vocabulary", "d_model", "n_layers", "batch", "dropout", "steps"]
     rows = [
         [*(f"{x[n]:g}" if n != "corpus" else x[n] for n in names), f"{x['epochs']:.2f}", f"{x['bits_per_byte']:.4f}"]
         for x in lines
@@ -378,7 +334,7 @@ def main() -> None:
         print(json.dumps(fit(list(read(given.results).values()), given.data), indent=1))
         return
     if given.what == "grid":
-        table(make(list(dict.fromkeys((*grid(), *more()))), given.results, given.data, given.workers))
+        table(make(list(grid()), given.results, given.data, given.workers))
         return
     texts = {name: CORPORA[name](given.data) for name in CHECKED}
     groups = [neighbours(name, text, seconds) for name, text in texts.items() for seconds in CHECKED_AT]

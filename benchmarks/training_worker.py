@@ -130,7 +130,7 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
         "attention": given.get("attention", "fused"), "compile": "yes" if given["compile"] else "no", "steps": 1 << 30,
     }  # fmt: skip
     recipe = make_recipe(("ids",), given.get("preset", "gpt2"), {**BIASLESS, **fields})
-    recipe = replace(recipe, model=with_vocabulary(recipe.model, n_vocab), segments=((0, 1 << 30),))
+    recipe = replace(recipe, model=with_vocabulary(recipe.model, n_vocab), decay=(1 << 30, 1 << 30))
     recipe = resolve.resolve_batch(recipe, device)
     batches = Batches(Part.from_ids(ids, n_vocab), n_ctx, batch, 0)
 

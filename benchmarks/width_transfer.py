@@ -60,7 +60,7 @@ def held_out_loss(width: int, rate: float, steps: int, seed: int) -> float:
     )
     generator, good = torch.Generator().manual_seed(seed), torch.tensor(False)
     for step in range(steps):
-        optimizer.set_factor(rate_factor(step, steps, shape="cosine", warmup=steps // 20, floor=0.0))
+        optimizer.set_factor(rate_factor(step, (steps // 20, steps), shape="cosine", warmup=steps // 20, floor=0.0))
         optimizer.zero_grad()
         starts = torch.randint(len(train) - CONTEXT - 1, (BATCH,), generator=generator)
         loss_of(network, *windows(train, starts)).backward()

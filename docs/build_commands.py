@@ -1,4 +1,7 @@
-"""Writes docs/commands.md: what `--help` prints of every command, and the exit codes."""
+"""What `--help` prints of every command: the site appends it to docs/commands.md.
+
+python docs/build_commands.py       writes the whole page to build/commands.md, for readers without the site
+"""
 
 import contextlib
 import io
@@ -9,21 +12,8 @@ from unittest.mock import patch
 from pellucid.cli import COMMANDS, main
 from pellucid.cli.tokenizer import TOKENIZER_COMMANDS
 
-PAGE = Path(__file__).parent / "commands.md"
-HEAD = """# Commands
-
-This page is written by `python docs/build_commands.py`: it has what `pellucid COMMAND --help` prints.
-[Training](training.md) explains the choices of `pellucid train`; `pellucid train --help-fields` lists every field that
-`--set` takes.
-
-| exit code | meaning |
-|---|---|
-| 0 | the command did what it was asked to do |
-| 1 | a comparison failed (`verify`, `convert`) |
-| 2 | the input or the options are wrong; the message says what was given and what was expected |
-| 3 | training stopped: losses or gradients were not finite, several steps in a row, or the last held-out loss was not |
-| 130, 143 | Ctrl-C or SIGTERM; training has saved first, and `--resume` continues. `serve` and `look` end with 0 |
-"""
+HEAD = Path(__file__).parent / "commands.md"
+WHOLE = Path(__file__).parent.parent / "build" / "commands.md"
 
 
 def help_of(*words: str) -> str:
@@ -33,11 +23,12 @@ def help_of(*words: str) -> str:
     return "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())
 
 
-def page() -> str:
-    """All of it."""
+def sections() -> str:
+    """A section with the help of each command, in Markdown."""
     names = [(name,) for name in COMMANDS] + [("tokenizer", name) for name in TOKENIZER_COMMANDS]
-    return HEAD + "".join(f"\n## {' '.join(words)}\n\n```\n{help_of(*words)}\n```\n" for words in names)
+    return "".join(f"\n## {' '.join(words)}\n\n```\n{help_of(*words)}\n```\n" for words in names)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    WHOLE.parent.mkdir(exist_ok=True)
+    WHOLE.write_text(HEAD.read_text(encoding="utf-8") + sections(), encoding="utf-8")

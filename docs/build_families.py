@@ -22,11 +22,13 @@ This page is written by `python docs/build_families.py`, which needs transformer
 `src/pellucid/hub/tables`, translates its config.json and its tensors in both directions. If a table cannot represent
 a model, Pellucid refuses it and names the entry or the option.
 
-Rotary positions scaled as longrope (Phi-3) and dynamic have the frequencies of transformers for every text of up to
-`original_max_position_embeddings`, or `max_position_embeddings` for dynamic. Beyond that, transformers changes the
-frequencies with the length of each text, so keys in its cache are those of a shorter text; here they depend on `n_ctx`
-alone. A folder with two lists opens with the context of the short one, and a note says so; with the long list in the
-place of both, all texts have its frequencies ([decision 15](decisions/0015-frequencies-by-the-context.md)).
+Rotary positions scaled as longrope (Phi-3) have two lists of factors: a text of more than
+`original_max_position_embeddings` tokens has the second list for all its tokens, as in transformers, so that its
+first logits differ from those of a shorter text. A text that crosses this length while it is generated is read
+again there. `pellucid serve` ends texts at this length and says so. Positions scaled as dynamic have the
+frequencies of transformers for texts of up to `max_position_embeddings`, where the context ends: transformers
+changes them with every further token, so that keys in its cache are those of a shorter text ([decision
+15](decisions/0015-frequencies-by-the-context.md)).
 
 The last two columns are the largest differences of logits from transformers', over tiny random models with every gain
 and bias perturbed, under all options of the family in `tests/parity/random_models.py`. For "in float64", every
@@ -54,8 +56,7 @@ TABLE = """
 """
 LEFT_OUT = {
     "proportional rotary positions": "no option",
-    "gpt_oss with another swiglu_alpha than 1.702": "the gate of its experts is mlp.activation = quick_gelu",
-    "quantised weights, but for the MXFP4 of gpt_oss": "their numbers are in a layout of each method",
+    "quantised weights": "their numbers are in a layout of each method",
     "mixtures of experts in some layers alone (decoder_sparse_step, mlp_only_layers)": "all layers have one form",
     "DeepSeek-V3": "its router chooses among groups of experts, with a bias that the experts' weights do not have",
     "OLMo and OLMoE with clip_qkv": "no option that cuts queries, keys and values off",

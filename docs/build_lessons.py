@@ -7,6 +7,7 @@ Each trains a small network of `examples/` (one takes a minute, the others some 
 The numbers in the texts are computed, and the claims are asserted: a lesson whose network learned something else fails.
 """
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -102,6 +103,7 @@ def induction() -> Figure:
             [f"without {layer}.{head}" for layer, head in everyone],
             torch.tensor(lost),
             f"The share of repeated letters that are guessed, {right:.2f} with every head.",
+            most=1,
         ),
         *show(composition).panels,
     ]
@@ -241,6 +243,7 @@ def steering() -> Figure:
             [f"{factor:+g}" for factor in factors],
             torch.tensor(shares),
             "Sixty texts for each factor; the factor multiplies the vector.",
+            most=1,
         )
     ]
     end = questions(
@@ -465,7 +468,10 @@ def build(folder: Path, names: Sequence[str] = tuple(LESSONS)) -> list[Path]:
 
 
 if __name__ == "__main__":
-    unknown = [name for name in sys.argv[2:] if name not in LESSONS]
-    if len(sys.argv) < 2 or unknown:
-        raise SystemExit(f"usage: build_lessons.py FOLDER [{' | '.join(LESSONS)}]")
-    build(Path(sys.argv[1]), sys.argv[2:] or tuple(LESSONS))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(LESSONS)}; all unless given")
+    given = parser.parse_args()
+    if unknown := [name for name in given.names if name not in LESSONS]:
+        parser.error(f"{unknown[0]} is no lesson: choose among {', '.join(LESSONS)}")
+    build(given.folder, given.names or tuple(LESSONS))

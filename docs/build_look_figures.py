@@ -26,7 +26,7 @@ def address(page: str, **state: str) -> str:
 #: by name: the page's state, what is waited for, and the height of the picture
 PICTURES = {
     "attention": (address("attention", a=REPEATED, layer="1", head="0"), "main section", 1180),
-    "experiment": (address("experiment", a=A, b=B, steer="blocks.0.mlp_out"), "[data-done='10'][data-total='10']", 900),
+    "experiment": (address("experiment", a=A, b=B), "[data-done='10'][data-total='10']", 900),
 }
 
 

@@ -1,7 +1,7 @@
 """Writes docs/mathematics.md out of the sources: `make docs`.
 
 Read are the list of items, the list of errata, the markers of every test and the docstrings of the reference, all as
-text: nothing is imported, and the page depends on nothing else.
+text; the table of the names of tensors alone is imported.
 """
 
 import ast
@@ -101,6 +101,17 @@ Positions and tokens are counted from 0, also where a source counts from 1. Mask
 
 One letter for each axis, in every shape below: b batch, i query position, j key position, h head, g head of keys and
 values, m d_model, d d_head, f d_ff, v vocabulary.
+"""
+
+
+NAMES = """\
+## The names of tensors
+
+What `trace[NAME]` gives ([looking inside](looking-inside.md#names)). Axes: e experts, s the width of a shared expert,
+the others as above; with embed_projection = sum, m is d_embed before `embed_projected`. Names of an encoder's tensors
+begin with `encoder.`; those of its decoder may begin with `decoder.`. The hidden layers of a deeper MLP are numbered:
+`mlp.pre.0`. Where the source texts print one symbol for different tensors, the table's is the corrected one:
+[E-01](#e-01), [E-06](#e-06), [E-21](#e-21), [E-22](#e-22), [E-51](#e-51), [E-62](#e-62).
 """
 
 
@@ -373,6 +384,16 @@ def choices(node: ast.ClassDef, lines: list[str]) -> Iterator[str]:
             yield row(code(inner.target.id), ", ".join(map(code, named)), formula)  # type: ignore[union-attr]
 
 
+def names() -> Iterator[str]:
+    """Every tensor of the forward pass."""
+    from pellucid.tensor_names import TABLE
+
+    yield NAMES
+    yield from [row("name", "axes", "what it is", "in the source texts", "TransformerLens"), "|---|---|---|---|---|"]
+    for r in TABLE:
+        yield row(code(r.name), r.axes, plain(r.equation), plain(r.symbol), code(r.transformer_lens))
+
+
 def reference() -> Iterator[str]:
     yield "## The functions of the reference"
     for module, title in ROOMS.items():
@@ -438,7 +459,7 @@ def link_of_id(test: str) -> str:
 
 def page() -> str:
     """The whole of docs/mathematics.md."""
-    sections = (summary(), words(), reference(), listed_items(), listed_errata())
+    sections = (summary(), words(), names(), reference(), listed_items(), listed_errata())
     return INTRODUCTION + NOTATION + "".join("\n" + "\n".join(section) + "\n" for section in sections)
 
 

@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: the log quotes calls in the midst of sentences about the past, with names that stand for something
-IN_DOCS = sorted(page for page in (ROOT / "docs").glob("*.md") if page.name != "log.md")
+IN_DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *IN_DOCS]
 
 

@@ -1,4 +1,4 @@
-"""What the site adds to Sphinx: mathematics as MathML, which browsers show by themselves, and docstrings as reST.
+"""What the site adds to Sphinx: mathematics as MathML, which browsers show by themselves, docstrings as reST, and help.
 
 Nothing on the pages is fetched from outside: no script or font for mathematics is needed.
 """
@@ -17,10 +17,19 @@ DESCRIBED = re.compile(r"^([\w*./\[\]()]+(?:, [\w*./\[\]()]+)*) {2,}(\S.*)$")
 def setup(app: Any) -> dict[str, Any]:
     """Called by Sphinx."""
     app.add_html_math_renderer("mathml", (visit_inline_math, None), (visit_display_math, None))
+    app.connect("source-read", append_help)
     app.connect("autodoc-process-docstring", rewrite_docstring)
     app.connect("doctree-read", register_anchors)
     app.connect("build-finished", copy_lessons)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def append_help(app: Any, docname: str, source: list[str]) -> None:
+    """Put the help of all commands on the page Commands. Sphinx's event: the text is changed in place."""
+    if docname == "commands":
+        import build_commands
+
+        source[0] += build_commands.sections()
 
 
 def copy_lessons(app: Any, error: Exception | None) -> None:

@@ -83,9 +83,9 @@ def accuracy(network: Transformer, without: tuple[int, int] | None = None) -> fl
 
 def report(heads: Heads, lost: dict[tuple[int, int], float]) -> None:
     """The table of all heads."""
-    table = Table("head", "previous token", "induction", "copying", "accuracy without it")
+    table = Table("head", "previous token", "induction", "attended rank", "accuracy without it")
     for row in heads.table():
-        scores = (row["previous"], row["induction"], row["copying"], lost[row["layer"], row["head"]])
+        scores = (row["previous"], row["induction"], row["attended_rank"], lost[row["layer"], row["head"]])
         table.add_row(f"{row['layer']}.{row['head']}", *(f"{x:.2f}" for x in scores))
     Console().print(table)
 

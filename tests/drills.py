@@ -1,4 +1,4 @@
-"""Faults in real processes: `make drills` prints their table, which is in docs/log.md; the slow tests run a few.
+"""Faults in real processes: `make drills` prints their table (docs/experiments/processes.md); the slow tests run a few.
 
 Each drill starts `pellucid train` as a user would, does it harm at random moments, and compares what is left with a run
 that nothing happened to.
@@ -78,6 +78,17 @@ class Runs:
             command = [sys.executable, "-m", "pellucid", "train", *words, f"--out={out}", *more]
             return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
+    def start_to_a_tenth(self, out: Path) -> subprocess.Popen[bytes]:
+        """The command, which has taken a tenth of its steps."""
+        process = self.start(out)
+        self.wait_for(process, lambda: last_step(out) >= self.n_steps // 10)
+        return process
+
+    def resume_to_the_end(self, out: Path) -> None:
+        """Resume the run and compare it, bit for bit, with the undisturbed one."""
+        assert self.start(out).wait(HUNG) == 0, self.log.read_text()[-2000:]
+        assert_same_run(out, self.undisturbed)
+
     def trainers(self, process: subprocess.Popen[bytes]) -> list[int]:
         """The processes that train: the command itself, or those that it has started."""
         return [process.pid] if self.n == 1 else trainers_of(process.pid)
@@ -151,13 +162,110 @@ def terminated(runs: Runs, count: int) -> Drill:
         assert process.returncode == 143, runs.log.read_text()[-2000:]
         done += 1
         assert steps_of(out)[-1] == last_step(out), "steps were taken that no checkpoint has"
-        assert runs.start(out).wait(HUNG) == 0
-        assert_same_run(out, runs.undisturbed)
+        runs.resume_to_the_end(out)
     return Drill(
         f"SIGTERM to one process or to the command, {runs.n} training",
         count,
         "every step taken has its checkpoint; resumed, the run ends bit for bit as without",
     )
+
+
+def signalled_twice(runs: Runs, count: int) -> Drill:
+    """SIGINT twice to the command: every process ends, and the run can be resumed."""
+    for k in range(count):
+        out = runs.folder / f"twice-{runs.n}-{k}"
+        process = runs.start_to_a_tenth(out)
+        trainers = runs.trainers(process)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+        assert process.wait(60) in (0, 130), runs.log.read_text()[-2000:]
+        wait_until_ended(trainers)
+        runs.resume_to_the_end(out)
+    return Drill(
+        f"SIGINT twice, {runs.n} training", count, "all processes end; resumed, the run ends bit for bit as without"
+    )
+
+
+def launcher_killed(runs: Runs, count: int) -> Drill:
+    """kill -9 of the command that has started the processes."""
+    for k in range(count):
+        out = runs.folder / f"launcher-{runs.n}-{k}"
+        process = runs.start_to_a_tenth(out)
+        trainers = trainers_of(process.pid)
+        process.kill()
+        process.wait()
+        wait_until_ended(trainers)
+        assert steps_of(out)[-1] == last_step(out), "steps were taken that no checkpoint has"
+        runs.resume_to_the_end(out)
+    return Drill(
+        f"kill -9 of the command, {runs.n} training",
+        count,
+        "its processes save and end; resumed, the run ends bit for bit as without",
+    )
+
+
+def killed_while_waiting(runs: Runs, count: int) -> Drill:
+    """kill -9 of the command while one of its processes has been stopped and the others wait for it."""
+    for k in range(count):
+        out = runs.folder / f"waiting-{runs.n}-{k}"
+        process = runs.start_to_a_tenth(out)
+        stopped, *waiting = runs.rng.sample(trainers := trainers_of(process.pid), len(trainers))
+        os.kill(stopped, signal.SIGSTOP)
+        process.kill()
+        process.wait()
+        wait_until_ended(waiting)
+        os.kill(stopped, signal.SIGCONT)
+        wait_until_ended([stopped])
+        runs.resume_to_the_end(out)
+    return Drill(
+        f"kill -9 of the command while its processes wait for one, {runs.n} training",
+        count,
+        "its processes end; resumed, the run ends bit for bit as without",
+    )
+
+
+def hung_up(runs: Runs, count: int) -> Drill:
+    """SIGHUP to the command, as of a closed terminal."""
+    for k in range(count):
+        out = runs.folder / f"hung-up-{runs.n}-{k}"
+        process = runs.start_to_a_tenth(out)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(HUNG) in (0, 129), runs.log.read_text()[-2000:]
+        assert steps_of(out)[-1] == last_step(out), "steps were taken that no checkpoint has"
+        runs.resume_to_the_end(out)
+    return Drill(
+        f"SIGHUP to the command, {runs.n} training",
+        count,
+        "every step taken has its checkpoint; resumed, the run ends bit for bit as without",
+    )
+
+
+def written_to_full_disk(runs: Runs, count: int) -> Drill:
+    """Standard output and errors on a full disk."""
+    for k in range(count):
+        out, log = runs.folder / f"full-{runs.n}-{k}", runs.log
+        runs.log = Path("/dev/full")
+        process = runs.start(out)
+        runs.log = log
+        assert process.wait(HUNG) == 0
+        assert_same_run(out, runs.undisturbed)
+    return Drill(f"lines written to a full disk, {runs.n} training", count, "the run ends bit for bit as without")
+
+
+def wait_until_ended(pids: list[int]) -> None:
+    """Return when none of these processes runs."""
+    ends = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() and "Z" not in state_of(pid) for pid in pids):
+        assert time.monotonic() < ends, f"of the processes {pids} some still run"
+        time.sleep(0.05)
+
+
+def state_of(pid: int) -> str:
+    """The letter of a process's state; Z where it has ended, and nobody has asked how."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "Z"
 
 
 def last_step(run: Path) -> int:
@@ -186,12 +294,15 @@ def damaged(runs: Runs, flips: int, cuts: int) -> list[Drill]:
 
 
 def drills(folder: Path, share: float, n_steps: int = 300, seed: int = 0) -> list[Drill]:
-    """This share of the full count, in runs of `n_steps`: 200 kills, 8 signals, 60 flipped bits, 20 files cut short."""
+    """This share of the full count, in runs of `n_steps`: 208 kills, 24 signals, 8 full disks, 60 flipped
+    bits, 20 files cut short."""
     rng, results = random.Random(seed), []
     for n in (1, 2):
         runs = Runs(folder, n, n_steps, rng)
         results.append(killed(runs, max(1, round(100 * share))))
-        results.append(terminated(runs, max(1, round(4 * share))))
+        few = max(1, round(4 * share))
+        results += [drill(runs, few) for drill in (terminated, signalled_twice, hung_up, written_to_full_disk)]
+        results += [drill(runs, few) for drill in (launcher_killed, killed_while_waiting) if n > 1]
     return [*results, *damaged(runs, max(1, round(60 * share)), max(1, round(20 * share)))]
 
 

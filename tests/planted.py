@@ -28,6 +28,9 @@ from pellucid.model.tables import Table
 BASE = Architecture(n_vocab=257, n_ctx=16, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2, "mlp.d_ff": 12})
 LONG = {"n_ctx": 128}
 ROTARY = {"positions.kind": "rotary"}
+#: texts of more than 9 tokens have other frequencies
+TWO_LISTS = ROTARY | {"n_ctx": 16, "attention.d_head": 8, "positions.scaling": "longrope", "positions.n_trained": 9}
+TWO_LISTS |= {"positions.long_factors": (2.0, 3.5, 8.0, 9.0)}
 RELATIVE = {"positions.kind": "relative", "positions.max_distance": 100}
 NGRAMS = {"ngrams": (2, 3), "ngram_rows": 7}
 SUM = {"d_embed": 5, "embed_projection": "sum"}
@@ -111,7 +114,7 @@ class Biasless(nn.Linear):
 class FusedScale(FusedAttention):
     """The fused kernel forgets the scale, the explicit one does not."""
 
-    def forward(self, q, k, v, mask, sinks=None):
+    def forward(self, q, k, v, mask):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
 
 
@@ -305,7 +308,7 @@ class ClampedFarSlopes(Alibi):
 class WindowlessWhenLong(FusedAttention):
     """The fused kernel takes the causal flag for long rows, whatever the window."""
 
-    def forward(self, q, k, v, mask, sinks=None):
+    def forward(self, q, k, v, mask):
         if q.size(2) > 48:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
         return super().forward(q, k, v, mask)
@@ -613,7 +616,8 @@ def product(kind: str, made: type) -> Plant:
 
 
 def stale(network: Transformer, patch: pytest.MonkeyPatch) -> None:
-    """A weight is changed behind the back of what was packed before."""
+    """A weight is changed, and what was packed before is taken to be of the same weights."""
+    patch.setattr(prepare, "weights_state", lambda network: ())
     prepare.packed_network(network, "float32")
     network.blocks[1].mlp.up[0].weight.data.mul_(1.01)
 

@@ -20,7 +20,7 @@ from pellucid.runs.options import with_train
 from pellucid.runs.overfitting import Curve
 from pellucid.text.read.pairs import read_pairs, split_pairs
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
-from pellucid.text.tokens.pairs import encode_pairs
+from pellucid.text.tokens.pairs import prepare_pairs
 from pellucid.text.tokens.store import Part
 
 TINY = {name: value for name, value in FIELDS.items() if name != "steps"}
@@ -132,7 +132,7 @@ def test_pairs_are_measured_on_their_targets(tmp_path):
         path, out=tmp_path / "run", steps=2, preset="original", fields=TINY | {"objective": "source-target"}
     )
     found = baselines.read_baselines(run.path)
-    tokens = encode_pairs(split_pairs(read_pairs([str(path)]), 0.1, run.recipe.train.seed), ByteTokenizer())
+    tokens = prepare_pairs(split_pairs(read_pairs([str(path)]), 0.1, run.recipe.train.seed), ByteTokenizer(), tmp_path)
     train_ids, held_out = (tokens.part(name).target.ids.astype(np.int64) for name in ("train", "held_out"))
     # every token of a target counts, the first one given the separator before it
     expected = score_baselines(train_ids, np.append(256, held_out), tokens.part("held_out"), 257, separator=256)
@@ -282,8 +282,7 @@ def test_overfitting_is_a_rising_held_out_loss_while_the_training_loss_falls(hel
     assert bool(made.warning()) is overfits
     if overfits:
         assert "since step 20" in made.warning()
-        assert "nats per image while" in made.warning("image", "more images")
-        assert "give more images, or train" in made.warning("image", "more images")
+        assert "give more text or dropout, or train" in made.warning("more text or dropout")
         made.see({"step": 40, "warning": "said"})
         assert not made.warning()
 

@@ -162,7 +162,6 @@ def test_impossible_layouts_are_refused(words, message):
         ({"mlp.d_ff": 3073}, Layout(1, 1, 4), "mlp.d_ff = 3,073"),
         ({"n_ctx": 1023}, Layout(1, 1, 2), "n_ctx = 1,023 is not divisible by tensor = 2"),
         ({"mlp.experts": 4}, Layout(1, 1, 2), r"tensor = 2 does not divide experts \(mlp.experts = 4\)"),
-        ({"attention.sinks": "learned"}, Layout(1, 1, 2), "tensor = 2 does not divide attention.sinks = learned"),
         ({"d_embed": 64}, Layout(1, 1, 2), "tensor = 2 does not divide the projections of d_embed = 64"),
         ({}, Layout(3, 1, 1), "batch = 64 rows are not divisible by replicate x shard x micro-batches = 3 x 1"),
     ],
@@ -221,29 +220,6 @@ def test_four_hundred_billion_parameters_on_8192_processes_are_planned_in_little
     # 1,024 divides neither the 6,656 rows of a process's MLP nor the 128 of its keys: the largest process has 11% more
     assert 1.11 < plan["parameters"] * 8192 / count_parameters(a)["total"] < 1.12
     assert int(re.search(r"VmHWM:\s*(\d+) kB", said[end:])[1]) * 1024 < 1e9
-
-
-#: the smallest mixture of experts that is planned
-EXPERTS = {"n_layers": 2, "d_model": 64, "n_heads": 2, "n_ctx": 32, "n_vocab": 256, "mlp.form": "gated"}
-EXPERTS |= {"mlp.experts": 4, "mlp.experts_per_token": 2}
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the memory is found by running a step without numbers")
-def test_a_plan_says_that_its_memory_is_a_bound_and_why(capsys, tmp_path):
-    """Which rows an expert computes depends on numbers, and a plan has shapes alone."""
-    architecture = preset("modern").with_fields(EXPERTS)
-    (tmp_path / "experts.json").write_text(json.dumps(architecture.to_dict()))
-    options = ["--processes", "2", "--accelerator", "h100-sxm", "--no-measure"]
-    assert main(["plan", str(tmp_path / "experts.json"), *options]) == 0
-    said, why = capsys.readouterr().out, "the rows of an expert are no linear function of the batch"
-    assert f"upper bound, the sum of the most that its parts need at any time: {why}" in said
-    assert main(["plan", str(tmp_path / "experts.json"), *options, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["on_processes"][0]["why_bound"] == why
-    # copies of the network are walked, which is exact
-    assert not plan_processes(
-        with_train(default_recipe(architecture), batch=2), layout_of(2, replicate=2), H100
-    ).why_bound
 
 
 def test_the_command_prints_processes(capsys):

@@ -209,7 +209,7 @@ def test_samples_are_whole(run):
         file.write(json.dumps({"step": 12, "sample": long}) + "\n")
     page = page_of(Contents.of(run))
     assert long in Page(page).text
-    assert not re.search(r"max-height|-webkit-line-clamp|text-overflow", page)
+    assert not re.search(r"max-height: (?!none)|-webkit-line-clamp|text-overflow", page)
 
 
 def test_tables_scroll_by_themselves(run):
@@ -226,7 +226,7 @@ def test_tables_scroll_by_themselves(run):
 
 def test_what_was_replaced_is_counted_by_its_kind(run):
     data = json.loads((run / "data.json").read_text())
-    data["sources"] = [{"path": name, "replaced": 2, "halves": 3} for name in ("a.jsonl", "b.jsonl")]
+    data["sources"] = [data["sources"][0] | {"path": f"{n}.jsonl", "replaced": 2, "halves": 3} for n in "ab"]
     (run / "data.json").write_text(json.dumps(data))
     said = Page(page_of(Contents.of(run))).text
     assert "not UTF-8, replaced4" in said
@@ -299,19 +299,19 @@ def test_held_out_text_is_one_curve_and_one_end(run):
         {"step": 8, "held_out_loss": 2.0, "held_out_part": 2.0, "bits_per_byte": 3.0},
         {"step": 12, "held_out_loss": 2.5, "held_out_part": 2.2, "bits_per_byte": 5.0},
     ]
-    about = replace(Contents.of(run), rows=rows)
+    about = replace(Contents.of(run), rows=rows, best=(8, 2.0))
     (begun, bits), (whole, all_bits) = about.held_out()
     assert begun == [(4, 3.0), (8, 2.0), (12, 2.2)]
     assert bits == [(4, 4.0), (8, 3.0), (12, pytest.approx(4.4))]
     assert (whole, all_bits) == ([(12, 2.5)], [(12, 5.0)])
     said = Page(page_of(about)).text
     assert "all of it" in said
-    assert "The lowest held-out loss was that of step 8, by 0.2000 nats" in said
+    assert "The best checkpoint is that of step 8, whose held-out loss was lower by 0.2000 nats per token" in said
     about = replace(about, rows=rows[:2])
     assert about.held_out()[1] == ([], [])
     said = Page(page_of(about)).text
     assert "all of it" not in said
-    assert "The lowest" not in said
+    assert "The best checkpoint" not in said
 
 
 def test_parts_of_the_parameters_are_all_of_them(trained):
@@ -372,15 +372,21 @@ def test_the_command_of_a_chat_trains_it_again(run, tmp_path, monkeypatch):
 
 
 def test_only_a_run_that_followed_the_steps_alone_is_the_same_again(run):
-    """Not one whose end was moved by the clock: the rates of the command are those of its number of steps."""
+    """Not one whose decay began by the clock, or that was made shorter: that of the command begins by its number of
+    steps.
+    """
     about = Contents.of(run)
-    assert "the same run, bit for bit" in Page(page_of(about)).text
-    moved = replace(about, recipe=replace(about.recipe, segments=((0, 9),), replans=((4, 12),)))
-    said = Page(page_of(moved)).text
-    assert "bit for bit" not in said
-    assert "those of the command follow the number of steps, so the weights will differ" in said
-    assert "the weights will differ" in said
-    assert "--steps 12 " in moved.command
+    first, end = about.recipe.decay
+    by_clock = with_train(about.recipe, minutes=1.0)
+    for recipe in (about.recipe, by_clock):
+        assert "the same run, bit for bit" in Page(page_of(replace(about, recipe=recipe))).text
+    for decay, began in (((first + 1, end), f"began to fall after step {first + 1}"), (None, "has not begun to fall")):
+        moved = replace(about, recipe=replace(by_clock, decay=decay, planned=end))
+        said = Page(page_of(moved)).text
+        assert "bit for bit" not in said
+        assert began in said
+        assert f"the command lets it fall after step {first}, so the weights differ" in said
+        assert f"--steps {end} " in moved.command
 
 
 def test_the_command_starts_as_many_processes_with_the_same_layout(run):
@@ -515,8 +521,6 @@ def test_what_is_drawn_is_what_the_words_say():
     small = Page(draw_architecture(preset("small"))).text
     assert "q and k over their RMS, rotated by position" in small
     assert "softmax(q·k / √32) v" in small
-    with_sinks = Page(draw_architecture(preset("small").with_fields({"attention.sinks": "learned"}))).text
-    assert "softmax(q·k / √32) v, sink_h among the scores" in with_sinks
 
 
 def test_equations_are_those_of_the_architecture():

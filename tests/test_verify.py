@@ -29,7 +29,7 @@ from pellucid.verify import ModelParts, verify
 from pellucid.verify.comparison import Subject, compare_tensors
 from pellucid.verify.examine import longest_row
 from pellucid.verify.laws import saved_is_loaded
-from planted import BASE, ROTARY, unmask
+from planted import BASE, ROTARY, TWO_LISTS, unmask
 from running import any_architectures, draw_tokens, with_encoder
 from some_cases import one_in
 
@@ -118,6 +118,14 @@ def test_the_compiled_step_is_compared_for_each_kind_of_weights_that_it_reads():
     assert [part.split()[0] for part in measured.split(", ")] == ["loaded", "float32", "int8", "int4", "all"]
 
 
+def test_every_law_holds_for_texts_on_both_sides_of_the_border_of_longrope():
+    a = BASE.with_fields(TWO_LISTS)
+    assert a.frequency_border == 9
+    report = verify(make_network(a, dtype=torch.float32))
+    assert broken(report) == set()
+    assert check_of(report, "cached = uncached").measured.startswith("4 ways to split 16 tokens")
+
+
 def test_large_models_are_given_fewer_tokens(monkeypatch):
     assert verify(make_network(BASE)).n_tokens == (16, 16)
     monkeypatch.setattr(
@@ -137,7 +145,7 @@ def test_long_rows_are_cut_to_what_is_affordable():
 
 
 def test_what_was_not_read_is_said(monkeypatch):
-    always = "dropout, tokens that are guessed ahead, and graphs that are compiled or recorded"
+    always = "dropout, and graphs that are compiled"
     assert verify(make_network(BASE)).unread == (always,)
     monkeypatch.setattr("pellucid.verify.examine.MOST_IN_A_ROW", 60)
     monkeypatch.setattr("pellucid.verify.windows.MOST_KEYS", 90)
@@ -221,10 +229,10 @@ def test_a_shared_head_read_by_the_wrong_queries_is_found():
     """Query head h reads head h mod n_kv_heads."""
 
     class Mixed(ExplicitAttention):
-        def pattern(self, q, k, mask, sinks, tap):
+        def pattern(self, q, k, mask, tap):
             mixed = copy.copy(self)
             mixed.group = 1
-            return ExplicitAttention.pattern(mixed, q, k.repeat(1, self.group, 1, 1), mask, sinks, tap)
+            return ExplicitAttention.pattern(mixed, q, k.repeat(1, self.group, 1, 1), mask, tap)
 
     network = make_network(BASE.with_fields({"attention.n_heads": 4, "attention.n_kv_heads": 2}))
     network.blocks[1].attn.explicit.__class__ = Mixed
@@ -326,13 +334,12 @@ def test_a_tap_that_changes_the_computation_is_found(monkeypatch):
     assert broken(verify(make_network(BASE, dtype=torch.float32))) == {"a tap changes nothing"}
 
 
-@pytest.mark.parametrize("sinks", ["none", "learned"])
-def test_rows_that_do_not_sum_to_one_are_found(sinks):
+def test_rows_that_do_not_sum_to_one_are_found():
     class Doubled(ExplicitAttention):
-        def pattern(self, q, k, mask, sinks=None, tap=OFF):
-            return tap("pattern", super().pattern(q, k, mask, sinks, tap) * 1.001)
+        def pattern(self, q, k, mask, tap=OFF):
+            return tap("pattern", super().pattern(q, k, mask, tap) * 1.001)
 
-    network = make_network(BASE.with_fields({"attention.sinks": sinks}))
+    network = make_network(BASE)
     assert verify(network).holds
     network.blocks[0].attn.explicit.__class__ = Doubled
     report = verify(network)
@@ -340,17 +347,6 @@ def test_rows_that_do_not_sum_to_one_are_found(sinks):
     said = check_of(report, "attention rows sum to 1").measured
     assert said.startswith("blocks.0.attn.pattern: a row sums to 1 + ")
     assert 1e-4 < float(said.split()[-1]) <= 1.01e-3
-
-
-def test_a_sink_that_the_engine_leaves_out_is_found():
-    class Without(ExplicitAttention):
-        def pattern(self, q, k, mask, sinks=None, tap=OFF):
-            return super().pattern(q, k, mask, None, tap)
-
-    network = make_network(BASE.with_fields({"attention.sinks": "learned"}))
-    network.blocks[1].attn.explicit.__class__ = Without
-    assert {"engine = reference", "attention rows sum to 1"} <= broken(report := verify(network))
-    assert report.first == "blocks.1.attn.pattern"
 
 
 class Lossy(ByteTokenizer):

@@ -6,9 +6,8 @@
     model.score("To be, or not to be").bits_per_byte
     model.trace("To be, or not to be").show().save("trace.html")
 
-    train, load               train a model; open a run, a saved model or a Hugging Face model
-    load_predictor            open a run of an n-gram, a neural probabilistic or a recurrent predictor
-    load_images               open a run of an image classifier
+    train, load               train a transformer; open a run, a saved model or a Hugging Face model
+    train_predictor, load_predictor   the same of n-grams, neural probabilistic and recurrent predictors
     convert                   write a model in another layout: Hugging Face, GGUF, an adapter
     train_tokenizer, load_tokenizer
     preset, Architecture      a described architecture, by name or option by option
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from pellucid.parameter_counts import count_parameters as count_parameters
     from pellucid.predictors.load import load_predictor as load_predictor
     from pellucid.predictors.predictor import Predictor as Predictor
+    from pellucid.predictors.train import train_predictor as train_predictor
     from pellucid.presets import preset as preset
     from pellucid.runs.options import TrainOptions as TrainOptions
     from pellucid.runs.pipeline import Run as Run
@@ -55,13 +55,11 @@ if TYPE_CHECKING:
     from pellucid.training.config import TextOptions as TextOptions
     from pellucid.training.recipe import Recipe as Recipe
     from pellucid.training_run import train as train
-    from pellucid.vision.run import ImageModel as ImageModel
-    from pellucid.vision.run import load_images as load_images
 
 # Threads that share a matrix product wait for one another by spinning, for milliseconds at first. Where other programs
 # keep the cores busy, they spin on the core that the awaited thread needs, and a step takes ten times as long. Waiting
-# for microseconds and sleeping then costs nothing on a quiet machine (docs/log.md, 2026-11-22). GNU's OpenMP reads this
-# when PyTorch is imported: whoever imports PyTorch first, or sets either variable, decides otherwise.
+# for microseconds and sleeping then costs nothing on a quiet machine (docs/experiments/processes.md). GNU's OpenMP
+# reads this when PyTorch is imported: whoever imports PyTorch first, or sets either variable, decides otherwise.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
@@ -76,7 +74,6 @@ _MODULES = {
     "Edit": "pellucid.edits",
     "Generated": "pellucid.generate.text",
     "Head": "pellucid.lens.weights.head_weights",
-    "ImageModel": "pellucid.vision.run",
     "LanguageModel": "pellucid.language_model",
     "MLP": "pellucid.architecture",
     "Norm": "pellucid.architecture",
@@ -91,12 +88,12 @@ _MODULES = {
     "convert": "pellucid.conversion",
     "count_parameters": "pellucid.parameter_counts",
     "load": "pellucid.language_model",
-    "load_images": "pellucid.vision.run",
     "load_predictor": "pellucid.predictors.load",
     "load_tokenizer": "pellucid.text.tokenizers.tokenizer",
     "preset": "pellucid.presets",
     "show": "pellucid.lens.show.figure",
     "train": "pellucid.training_run",
+    "train_predictor": "pellucid.predictors.train",
     "train_tokenizer": "pellucid.text.tokenizers.from_files",
 }
 # written out, not taken from _MODULES, because type checkers do not run this file
@@ -111,7 +108,6 @@ __all__ = [
     "Edit",
     "Generated",
     "Head",
-    "ImageModel",
     "LanguageModel",
     "Norm",
     "Positions",
@@ -126,12 +122,12 @@ __all__ = [
     "convert",
     "count_parameters",
     "load",
-    "load_images",
     "load_predictor",
     "load_tokenizer",
     "preset",
     "show",
     "train",
+    "train_predictor",
     "train_tokenizer",
 ]
 

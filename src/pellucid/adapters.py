@@ -17,9 +17,10 @@ from pellucid.runs.checkpoint import named_checkpoint
 from pellucid.runs.options import RecipeError
 from pellucid.training.load import read_recipe
 from pellucid.training.recipe import Recipe
+from pellucid.trust import Trust
 
 
-def family_of_base(recipe: Recipe, trust: bool = False) -> Family | None:
+def family_of_base(recipe: Recipe, trust: Trust = False) -> Family | None:
     """The family of the base model; for a model of our layout the one as which it is converted, None if none can
     represent it.
 
@@ -33,7 +34,7 @@ def family_of_base(recipe: Recipe, trust: bool = False) -> Family | None:
         return None
 
 
-def open_base(recipe: Recipe, trust: bool = False) -> Folder | None:
+def open_base(recipe: Recipe, trust: Trust = False) -> Folder | None:
     """The base model where it is a folder that transformers opens, else None."""
     assert recipe.base is not None
     path = find_folder(recipe.base.path, recipe.base.revision or None, trust=trust)
@@ -41,7 +42,7 @@ def open_base(recipe: Recipe, trust: bool = False) -> Folder | None:
 
 
 def write_run_adapter(
-    run: Path, folder: Path, checkpoint: str = "best", family: str | None = None, *, trust: bool = False
+    run: Path, folder: Path, checkpoint: str = "best", family: str | None = None, *, trust: Trust = False
 ) -> int:
     """Write the adapters of a run as a folder that peft reads, replacing its files. Returns the bytes of tensors.
 

@@ -23,13 +23,13 @@ from pellucid.option_values import build, field_hints, parse_value, require, res
 class Positions:
     """The positional scheme.
 
-    none        nothing is added: only the mask depends on positions
-    learned     x_i += W_P[i]
-    sinusoidal  x_i += (sin(i w_k), cos(i w_k)) for k = 0 ... m/2 - 1,  w_k = base^(-2k/m)
+    none        nothing is added: only the mask depends on positions (Becker-Kahn 2023)
+    learned     x_i += W_P[i] (GPT-2)
+    sinusoidal  x_i += (sin(i w_k), cos(i w_k)) for k = 0 ... m/2 - 1,  w_k = base^(-2k/m) (Vaswani et al. 2017)
     rotary      q_i, k_i are rotated: plane k of the first fraction*d coordinates by the angle
-                i w_k,  w_k = base^(-2k/(fraction d)); `rounding` says what an odd floor(fraction d) becomes
+                i w_k,  w_k = base^(-2k/n), n = floor(fraction d) or, where that is odd, one less (Llama)
     alibi       score_ij -= s_h (i - j), with the s_h of `slopes`
-                (|i - j| where the mask lets i read later positions)
+                (|i - j| where the mask lets i read later positions; BLOOM)
     relative    score_ij += b_h[r(i - j)], learned for each bucket r and shared by all layers (T5):
                 r(n) = n below e = n_buckets / 2, then e + floor((n_buckets - e) log(n/e) / log(max_distance/e)),
                 at most the last bucket, and r(0) for later positions; a bidirectional mask has the first half of
@@ -38,49 +38,46 @@ class Positions:
 
     #: the positional scheme, as in the table above
     kind: Literal["none", "learned", "sinusoidal", "rotary", "alibi", "relative"] = "learned"
-    #: base of the frequencies w_k, of sinusoidal and rotary positions
+    #: base of the frequencies w_k, of sinusoidal and rotary positions (Vaswani et al. 2017; larger: Llama 3)
     base: float = 10_000.0
-    #: share of a head's coordinates that rotary positions rotate
+    #: share of a head's coordinates that rotary positions rotate (GPT-NeoX)
     fraction: float = 1.0
-    #: the coordinates of plane k: halves (k, k + d/2), pairs (2k, 2k + 1)
+    #: the coordinates of plane k: halves (k, k + d/2), pairs (2k, 2k + 1) (halves: Llama; pairs: GPT-J)
     layout: Literal["halves", "pairs"] = "halves"
-    #: for rotary with an odd n = floor(fraction d): down rotates n - 1 coordinates, w_k = base^(-2k/(n - 1));
-    #: up rotates n + 1 coordinates, w_k = base^(-2k/n)
-    rounding: Literal["down", "up"] = "down"
     #: scaling of the rotary w_k = base^(-2k/n) for texts longer than n_trained: none; linear w_k / factor;
     #: llama3 c w_k + (1 - c) w_k / factor, c = (n_trained w_k / 2 pi - low) / (high - low) cut to 0 ... 1;
     #: yarn (1 - r) w_k + r w_k / factor, r = (k - b) / (e - b) cut to 0 ... 1, where k_t = n log(n_trained / 2 pi t) /
-    #: (2 log base) is the plane of t turns, and b of at least 0 and e of at most n - 1 are as yarn_bounds says;
-    #: longrope w_k / short_factors[k] where n_ctx <= n_trained, w_k / long_factors[k] in a longer context;
+    #: (2 log base) is the plane of t turns, b = max(floor(k_high), 0), e = min(ceil(k_low), n - 1);
+    #: longrope w_k / short_factors[k] in a text of up to n_trained positions, w_k / long_factors[k] everywhere in a
+    #: longer one;
     #: dynamic w_k with base s^(n/(n-2)) for base, s = factor n_ctx / n_trained - factor + 1 where n_ctx > n_trained
+    #: (linear: Gemma 3; llama3: Llama 3; yarn: Peng et al. 2023; longrope: Phi-3; dynamic: Peng et al. 2023)
     scaling: Literal["none", "linear", "llama3", "yarn", "longrope", "dynamic"] = "none"
-    #: factor of the scaling
+    #: factor of the scaling (Llama 3)
     factor: float = 8.0
-    #: low of llama3 and yarn: w_k with fewer turns than this in n_trained positions are divided
+    #: low of llama3 and yarn: w_k with fewer turns than this in n_trained positions are divided (Llama 3)
     low: float = 1.0
-    #: high of llama3 and yarn: w_k with more turns than this in n_trained positions are unchanged
+    #: high of llama3 and yarn: w_k with more turns than this in n_trained positions are unchanged (Llama 3)
     high: float = 4.0
-    #: b and e of yarn: whole floor(k_high) and ceil(k_low); exact k_high and k_low
-    yarn_bounds: Literal["whole", "exact"] = "whole"
     #: c > 0: yarn and longrope multiply rotated coordinates by c; 0: yarn by 0.1 log(factor) + 1, longrope by
-    #: sqrt(1 + log(factor) / log(n_trained)), both by 1 for a factor below 1
+    #: sqrt(1 + log(factor) / log(n_trained)), both by 1 for a factor below 1 (Peng et al. 2023; Phi-3)
     attention_factor: float = 0.0
-    #: context length of the training before the scaling
+    #: context length of the training before the scaling (Llama 3)
     n_trained: int = 8192
-    #: a divisor of w_k for each plane k of longrope; (): 1 for each
+    #: a divisor of w_k for each plane k of longrope; (): 1 for each (Phi-3)
     short_factors: tuple[float, ...] = ()
-    #: the same where n_ctx > n_trained
+    #: the same in texts of more than n_trained positions (Phi-3)
     long_factors: tuple[float, ...] = ()
-    #: n > 0: every n-th layer, where n divides l + 1, has no rotary positions (NoPE); 0: all layers have them
+    #: n > 0: every n-th layer, where n divides l + 1, has no rotary positions (NoPE); 0: all layers have them (SmolLM3)
     every: int = 0
-    #: base of the rotary w_k in layers with a window, where they are not scaled; 0: as in the other layers
+    #: base of the rotary w_k in layers with a window, where they are not scaled; 0: as in the other layers (Gemma 3)
     local_base: float = 0.0
     #: s_h of alibi for h = 1 ... n_heads: geometric 2^(-8h/n_heads); interleaved, with p the largest power of two up
-    #: to n_heads: 2^(-8h/p) for h <= p, then 2^(-4(2(h - p) - 1)/p)
+    #: to n_heads: 2^(-8h/p) for h <= p, then 2^(-4(2(h - p) - 1)/p) (interleaved: BLOOM)
     slopes: Literal["geometric", "interleaved"] = "geometric"
-    #: number of buckets of relative positions
+    #: number of buckets of relative positions (T5)
     n_buckets: int = 32
-    #: the distance from which on all relative positions are in the last bucket
+    #: the distance from which on all relative positions are in the last bucket (T5)
     max_distance: int = 128
 
     def n_exact(self, mask: str) -> int:
@@ -102,8 +99,6 @@ class Positions:
         if self.kind == "rotary":
             planes = "fraction * d_head of 2 or more: a plane has two coordinates"
             require(a.d_rotary >= 2, "positions.fraction", self.fraction, planes)
-            fits = f"down where all of an odd d_head = {a.d_head} is rotated: there is no further coordinate"
-            require(a.d_rotary <= a.d_head, "positions.rounding", self.rounding, fits)
             self.check_scaling(a)
         if self.kind == "relative":
             exact = self.n_exact(a.attention.mask)
@@ -123,7 +118,7 @@ class Positions:
             require(self.n_trained > 1, "positions.n_trained", self.n_trained, above_1)
         if self.scaling == "dynamic":
             several = "3 or more rotated coordinates where positions.scaling = dynamic"
-            require(a.rotary_divisor > 2, "positions.fraction", self.fraction, several)
+            require(a.d_rotary > 2, "positions.fraction", self.fraction, several)
         for name in ("short_factors", "long_factors"):
             factors = getattr(self, name)
             fits = len(factors) in (0, a.d_rotary // 2) and min(factors, default=1.0) > 0
@@ -137,7 +132,7 @@ POSITIONS_ENTER |= {"relative": "scores"}
 #: the other fields of Positions that each positions.kind, and for rotary positions each positions.scaling, reads
 POSITION_FIELDS: dict[str, tuple[str, ...]] = {
     "sinusoidal": ("base", "layout"),
-    "rotary": ("base", "fraction", "layout", "rounding", "scaling", "local_base"),
+    "rotary": ("base", "fraction", "layout", "scaling", "local_base"),
     "alibi": ("slopes",),
     "relative": ("n_buckets", "max_distance"),
 }
@@ -145,7 +140,7 @@ SCALING_FIELDS: dict[str, tuple[str, ...]] = {
     "none": (),
     "linear": ("factor",),
     "llama3": ("factor", "low", "high", "n_trained"),
-    "yarn": ("factor", "low", "high", "n_trained", "attention_factor", "yarn_bounds"),
+    "yarn": ("factor", "low", "high", "n_trained", "attention_factor"),
     "longrope": ("factor", "n_trained", "attention_factor", "short_factors", "long_factors"),
     "dynamic": ("factor", "n_trained"),
 }
@@ -161,15 +156,15 @@ class Norm:
     rms    gain * x / rho                      rho = sqrt(mean(x^2) + eps)  or sqrt(mean(x^2)) + eps
     """
 
-    #: how a vector is normalised, as in the table above
+    #: how a vector is normalised, as in the table above (layer: GPT-2; rms: Llama; none: Becker-Kahn 2023)
     kind: Literal["none", "layer", "rms"] = "layer"
-    #: keeps the divisor above 0
+    #: keeps the divisor above 0 (GPT-2)
     eps: float = 1e-5
-    #: whether eps is added inside or outside the root
+    #: whether eps is added inside or outside the root (inside: GPT-2; outside: the slides of AP & MF)
     eps_at: Literal["inside", "outside"] = "inside"
-    #: whether layer norm adds its bias vector: none, all (rms norm has none to add)
+    #: whether layer norm adds its bias vector: none, all (rms norm has none to add) (all: GPT-2; none: Cohere)
     bias: Literal["none", "all"] = "all"
-    #: the factor: the stored vector g, or 1 + g, or the number 1, for which nothing is stored
+    #: the factor: the stored vector g, or 1 + g, or the number 1, for which nothing is stored (1+g: Gemma; 1: OLMo)
     gain: Literal["g", "1+g", "1"] = "g"
 
     def check(self, a: "Architecture") -> None:
@@ -184,37 +179,34 @@ class Attention:
     Query head h reads the keys and values of head floor(h n_kv_heads / n_heads): n_kv_heads =
     n_heads is multi-head, 1 is multi-query, anything between is grouped-query attention.
     n_kv_heads = 0 stands for n_heads, d_head = 0 for d_model / n_heads.
-
-    With score_ij for scale q_i . k_j + mask the options of `sinks` are:
-
-    none     A_ij = exp(score_ij) / sum_j exp(score_ij)
-    learned  A_ij = exp(score_ij) / (exp(sink_h) + sum_j exp(score_ij)): one more score of each head's rows, a
-             parameter, whose share is dropped, so that a row of A sums to less than 1 (Agarwal et al. 2025, gpt-oss)
     """
 
-    #: heads of queries
+    #: heads of queries (Vaswani et al. 2017)
     n_heads: int = 4
-    #: heads of keys and values; 0 stands for n_heads
+    #: heads of keys and values; 0 stands for n_heads (one: Falcon; several: Llama 3)
     n_kv_heads: int = 0
-    #: width of one head's queries, keys and values; 0 stands for d_model / n_heads
+    #: width of one head's queries, keys and values; 0 stands for d_model / n_heads (Qwen3)
     d_head: int = 0
     #: causal j <= i; bidirectional every j; prefix j <= i, or j inside a prefix given with the input
+    #: (causal: GPT-2; bidirectional: BERT; prefix: Raffel et al. 2020)
     mask: Literal["causal", "bidirectional", "prefix"] = "causal"
-    #: layer l also requires |i - j| < windows[l mod len]; 0: no window
+    #: layer l also requires |i - j| < windows[l mod len]; 0: no window (Mistral; alternating: Gemma 2)
     windows: tuple[int, ...] = (0,)
     #: the factor before q_i . k_j
+    #: (1/sqrt(d_head): GPT-2; 1/d_head: Yang et al. 2022, muP; 1: T5; 1/sqrt(d_model/n_heads): Gemma 2 of 27B;
+    #: scale_value: Granite)
     scale: Literal["1/sqrt(d_head)", "1/d_head", "1", "1/sqrt(d_model/n_heads)", "scale_value"] = "1/sqrt(d_head)"
-    #: the factor itself, where scale = scale_value
+    #: the factor itself, where scale = scale_value (Granite)
     scale_value: float = 1.0
-    #: c > 0: c tanh(s / c) replaces s = scale q_i . k_j; 0: no cap
+    #: c > 0: c tanh(s / c) replaces s = scale q_i . k_j; 0: no cap (Gemma 2)
     score_cap: float = 0.0
-    #: one more score in the softmax of each head, as in the table above
-    sinks: Literal["none", "learned"] = "none"
     #: which of the four projections have a bias: none, qkv, out, all
+    #: (all: GPT-2; none: Llama; qkv: Qwen2; out: GPT-Neo)
     bias: Literal["none", "qkv", "out", "all"] = "all"
     #: the norm of q and k before rotation, with eps inside its root and the gain of norm.gain: none; rms: root mean
     #: square of every head; rms_all: of all heads together, and of all heads of keys; layer: layer norm of every head,
     #: one gain and (norm.bias) one bias for all of them; layer_own: the same with a gain for each head, and no bias
+    #: (rms: Qwen3; rms_all: OLMo 2; layer: Persimmon; layer_own: Cohere)
     qk_norm: Literal["none", "rms", "rms_all", "layer", "layer_own"] = "none"
 
     def check(self, a: "Architecture") -> None:
@@ -243,39 +235,36 @@ class MLP:
     n_hidden = 0 is the affine map x W_out^T + b_out. d_ff = 0 stands for 4 d_model.
 
     experts > 0: a mixture of experts (Shazeer et al. 2017; Jiang et al. 2024), MLPs m_1 ... m_experts of this form.
-    With the router's logits r = x W_R^T + b_R, and U the experts_per_token experts with the largest r_e at a position:
+    With the router's logits r = x W_R^T, and U the experts_per_token experts with the largest r_e at a position:
 
     m(x) = sum_{e in U} g_e m_e(x) + s(x) m_shared(x)      g_e as router_softmax says, s as shared_gate says
     """
 
-    #: width of the hidden layers; 0 stands for 4 d_model
+    #: width of the hidden layers; 0 stands for 4 d_model (Vaswani et al. 2017)
     d_ff: int = 0
-    #: number of hidden layers; 0: an affine map
+    #: number of hidden layers; 0: an affine map (Becker-Kahn 2023)
     n_hidden: int = 1
     #: gelu x Phi(x); gelu_tanh its tanh approximation; relu max(x, 0); relu2 max(x, 0)^2;
     #: silu x / (1 + e^-x); quick_gelu x / (1 + e^(-1.702 x)); tanh
+    #: (gelu: BERT; gelu_tanh: GPT-2; relu: OPT; relu2: Nemotron; silu: Llama; quick_gelu: CLIP; tanh: Becker-Kahn
+    #: 2023)
     activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "silu", "quick_gelu", "tanh"] = "gelu_tanh"
-    #: plain or gated, as above
+    #: plain or gated, as above (plain: GPT-2; gated: Llama)
     form: Literal["plain", "gated"] = "plain"
-    #: what the gate multiplies: u, or 1 + u (without effect where form = plain)
-    up: Literal["u", "1+u"] = "u"
-    #: c > 0: f reads min(x W_gate^T + b_gate, c), and u is cut to -c ... c; 0: they have no limit
-    gate_limit: float = 0.0
-    #: whether the linear maps have a bias: none, all
+    #: whether the linear maps have a bias: none, all (all: GPT-2; none: Llama)
     bias: Literal["none", "all"] = "all"
-    #: number of experts, of which each position uses some; 0: one MLP that every position uses
+    #: number of experts, of which each position uses some; 0: one MLP that every position uses (Mixtral)
     experts: int = 0
-    #: k: number of experts that each position uses (without effect where experts = 0, as router_softmax)
+    #: k: number of experts that each position uses (without effect where experts = 0, as router_softmax) (Mixtral)
     experts_per_token: int = 2
     #: g_e for e in U: chosen exp(r_e) / sum_{u in U} exp(r_u), which is also a softmax over all experts, renormalised;
-    #: all exp(r_e) / (sum over all experts u of exp(r_u)), as it is
+    #: all exp(r_e) / (sum over all experts u of exp(r_u)), as it is (chosen: Mixtral; all: OLMoE)
     router_softmax: Literal["chosen", "all"] = "chosen"
-    #: whether the router has a bias b_R: none, all (without effect where experts = 0)
-    router_bias: Literal["none", "all"] = "none"
     #: width of m_shared, which every position uses beside its experts (n shared experts of width d are one of n d);
-    #: 0: there is none
+    #: 0: there is none (Qwen2-MoE)
     shared_d_ff: int = 0
     #: s(x): none 1; sigmoid 1 / (1 + exp(-x w_s^T)) (without effect where shared_d_ff = 0)
+    #: (none: DeepSeekMoE; sigmoid: Qwen2-MoE)
     shared_gate: Literal["none", "sigmoid"] = "none"
 
     def check(self, a: "Architecture") -> None:
@@ -284,9 +273,6 @@ class MLP:
         require(self.n_hidden >= 0, "mlp.n_hidden", self.n_hidden, "0 or more hidden layers")
         fits = self.form == "plain" or self.n_hidden == 1
         require(fits, "mlp.n_hidden", self.n_hidden, "1 where mlp.form = gated")
-        require(self.gate_limit >= 0, "mlp.gate_limit", self.gate_limit, "0 (none) or a number above it")
-        fits = self.form == "gated" or not self.gate_limit
-        require(fits, "mlp.gate_limit", self.gate_limit, "0 where mlp.form = plain: there is no gate")
         require(self.experts >= 0, "mlp.experts", self.experts, "0 (one MLP) or more")
         if self.experts:
             require(self.n_hidden == 1, "mlp.n_hidden", self.n_hidden, "1 where mlp.experts > 0")
@@ -301,13 +287,13 @@ class MLP:
 class Dropout:
     """Rates p of inverted dropout in training: each entry is 0 with probability p, else divided by 1 - p."""
 
-    #: on x_0
+    #: on x_0 (GPT-2)
     embed: float = 0.0
-    #: on A
+    #: on A (GPT-2)
     pattern: float = 0.0
-    #: on the output of attention
+    #: on the output of attention (GPT-2)
     attn_out: float = 0.0
-    #: on the output of the MLP
+    #: on the output of the MLP (GPT-2)
     mlp_out: float = 0.0
 
     def check(self, a: "Architecture") -> None:
@@ -349,44 +335,51 @@ class Architecture:
     #: shared    x += attn(norm_1(x)) + mlp(norm_1(x))
     #: inner     x += norm_1_out(attn(x));          x += norm_2_out(mlp(x))
     #: sandwich  x += norm_1_out(attn(norm_1(x)));  x += norm_2_out(mlp(norm_2(x)))
+    #: (pre: GPT-2; post: BERT; parallel: GPT-NeoX; shared: GPT-J; inner: OLMo 2; sandwich: Gemma 2)
     block: Literal["pre", "post", "parallel", "shared", "inner", "sandwich"] = "pre"
     #: none: block 0 has no norm_1, so that norm_1(x) = x there and its attention reads the embedded stream, which
     #: embed_norm may have normalised (Warner et al. 2024, ModernBERT); norm: it has one, as the other blocks
     first_norm: Literal["norm", "none"] = "norm"
     #: c > 0: every sublayer's output is multiplied by c before it is added to the stream: x + c attn(norm_1(x)), ...
+    #: (Granite)
     residual_scale: float = 1.0
     #: 1: x_0 = W_E[t];  sqrt(d_model): x_0 = sqrt(d_model) W_E[t];  embed_scale_value: x_0 = c W_E[t] with
     #: c = embed_scale_value  (before positions are added)
+    #: (sqrt(d_model): Gemma; embed_scale_value: Granite)
     embed_scale: Literal["1", "sqrt(d_model)", "embed_scale_value"] = "1"
-    #: the factor itself, where embed_scale = embed_scale_value
+    #: the factor itself, where embed_scale = embed_scale_value (Granite)
     embed_scale_value: float = 1.0
-    #: norm: the embedded stream, with positions and segments, is normalised
+    #: norm: the embedded stream, with positions and segments, is normalised (BERT; BLOOM)
     embed_norm: Literal["none", "norm"] = "none"
-    #: norm: the last block's output is normalised before the readout
+    #: norm: the last block's output is normalised before the readout (norm: GPT-2; none: BERT)
     final_norm: Literal["none", "norm"] = "norm"
-    #: tied: W_U is W_E, one matrix; untied: two
+    #: tied: W_U is W_E, one matrix; untied: two (tied: GPT-2; untied: Llama)
     unembed: Literal["tied", "untied"] = "tied"
     #: linear: logits = x W_U^T;  affine: logits = x W_U^T + b_U;  bert: logits = norm(f(x W^T + b)) W_U^T + b_U;
     #: none: the stream is the result, and there are no logits
+    #: (linear: GPT-2; affine: GPT-J; bert: BERT; none: the encoder of T5 alone)
     readout: Literal["linear", "affine", "bert", "none"] = "linear"
-    #: which of b and b_U there are where readout = bert: all; dense b alone; logits b_U alone; none
+    #: which of b and b_U there are where readout = bert: all; dense b alone; logits b_U alone; none (ModernBERT)
     readout_bias: Literal["all", "dense", "logits", "none"] = "all"
     #: 1: W_U as it is; 1/sqrt(d_model): W_U / sqrt(d_model) in its place; logit_scale_value: logit_scale_value W_U
+    #: (1/sqrt(d_model): T5; logit_scale_value: Cohere)
     logit_scale: Literal["1", "1/sqrt(d_model)", "logit_scale_value"] = "1"
-    #: the factor itself, where logit_scale = logit_scale_value
+    #: the factor itself, where logit_scale = logit_scale_value (Cohere)
     logit_scale_value: float = 1.0
-    #: c > 0: c tanh(logit / c) replaces every logit; 0: no cap
+    #: c > 0: c tanh(logit / c) replaces every logit; 0: no cap (Gemma 2)
     logit_cap: float = 0.0
-    #: kinds of segment, each adding a learned vector W_S[s] to its positions; 0 adds nothing
+    #: kinds of segment, each adding a learned vector W_S[s] to its positions; 0 adds nothing (BERT)
     n_segments: int = 0
     #: lengths n of the n-grams that add a vector: x_0,i += sum_n W_n[r_n(t_{i-n+1} ... t_i)] where i has n - 1
     #: tokens before it, r_n = (sum_{k<n} (t_{i-k} + 1) 1000003^k mod (2^31 - 1)) mod ngram_rows; () adds nothing
+    #: (Roy et al. 2022; Huang et al. 2025)
     ngrams: tuple[int, ...] = ()
-    #: rows of each table of n-grams
+    #: rows of each table of n-grams (Roy et al. 2022)
     ngram_rows: int = 16_384
-    #: if given, every block has cross-attention to this encoder, between attention and MLP
+    #: if given, every block has cross-attention to this encoder, between attention and MLP (Vaswani et al. 2017)
     encoder: "Architecture | None" = None
     #: own: the encoder has a separate W_E; shared: it uses this W_E (without effect where there is no encoder)
+    #: (own: Marian; shared: T5)
     source_embed: Literal["own", "shared"] = "own"
 
     def __post_init__(self):
@@ -454,27 +447,29 @@ class Architecture:
         """The fields of `positions` that this architecture depends on."""
         scaling = SCALING_FIELDS[self.positions.scaling] if self.d_rotary else ()
         every = ("every",) if self.d_rotary and 0 < self.positions.every <= self.n_layers else ()
-        unused = "short_factors" if self.n_ctx > self.positions.n_trained else "long_factors"
-        scaling = tuple(name for name in scaling if name != unused)
+        if self.n_ctx <= self.positions.n_trained:  # no text is longer
+            scaling = tuple(name for name in scaling if name != "long_factors")
         return ("kind", *POSITION_FIELDS.get(self.positions.kind, ()), *scaling, *every)
 
     @property
     def d_rotary(self) -> int:
-        """The number of rotated coordinates of each head: floor(fraction * d_head), made even by `rounding`."""
-        if self.positions.kind != "rotary":
-            return 0
-        return (int(self.d_head * self.positions.fraction) + (self.positions.rounding == "up")) // 2 * 2
-
-    @property
-    def rotary_divisor(self) -> int:
-        """The n of w_k = base^(-2k/n)."""
-        return int(self.d_head * self.positions.fraction) if self.positions.rounding == "up" else self.d_rotary
+        """The number of rotated coordinates of each head: the even part of floor(fraction * d_head)."""
+        return int(self.d_head * self.positions.fraction) // 2 * 2 if self.positions.kind == "rotary" else 0
 
     @property
     def dynamic_factor(self) -> float:
         """The s of positions.scaling = dynamic: 1 for a context of up to n_trained positions."""
         p = self.positions
         return p.factor * self.n_ctx / p.n_trained - p.factor + 1 if self.n_ctx > p.n_trained else 1.0
+
+    @property
+    def frequency_border(self) -> int:
+        """n > 0: texts of more than n positions are rotated with other frequencies than shorter ones; 0: none are."""
+        p = self.positions
+        if not self.d_rotary or p.scaling != "longrope" or self.n_ctx <= p.n_trained:
+            return 0
+        ones = (1.0,) * (self.d_rotary // 2)
+        return 0 if (p.short_factors or ones) == (p.long_factors or ones) else p.n_trained
 
     @property
     def scales_rotation(self) -> bool:
@@ -575,6 +570,10 @@ def field_type(name: str) -> Any:
     return field_hints(hints[part])[last] if part else hints[last]
 
 
+#: more layers than any network has; each is visited in turn wherever an architecture is described
+MOST_LAYERS = 10_000
+
+
 def _check(a: Architecture) -> None:
     """Raise ArchitectureError for wrong types and for contradictions: first of sizes, then of each part."""
     for name in architecture_fields():
@@ -583,8 +582,10 @@ def _check(a: Architecture) -> None:
         part, _, last = name.rpartition(".")
         value = getattr(getattr(a, part) if part else a, last)
         parse_value(name, value, field_type(name))
+        require(not isinstance(value, int) or value < 1 << 63, name, value, "a size below 2^63, as indices are")
     for name, least in (("n_vocab", 1), ("n_ctx", 1), ("d_model", 1), ("n_layers", 0), ("n_segments", 0)):
         require(getattr(a, name) >= least, name, getattr(a, name), f"at least {least}")
+    require(a.n_layers <= MOST_LAYERS, "n_layers", a.n_layers, f"at most {MOST_LAYERS:,}")
     fits = a.d_embed >= 0 and a.d_embed != a.d_model
     require(fits, "d_embed", a.d_embed, f"0 (d_model, with no projection) or another width than d_model = {a.d_model}")
     fits = a.d_embed > 0 or a.embed_projection == "tokens"

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pellucid.json_shapes import COUNT, POSITIVE, TEXT, Fields, ListOf
 from pellucid.parameter_counts import count_parameters
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.ngram_baselines import COUNTED, Baseline, as_part, baseline, rows_of, score_baselines, spread
@@ -25,8 +26,6 @@ from pellucid.training.chat import epoch_targets
 from pellucid.training.recipe import Recipe
 
 FILE = "baselines.json"
-#: the name of this file in runs of version 0.1.0
-EARLIER_FILE = "yardstick.json"
 #: the most held-out tokens that are scored
 SCORED = 1 << 20
 #: the share of held-out windows in the training text above which the loss is misleading
@@ -39,6 +38,18 @@ UNLIKE = 0.2
 MANY_PASSES, TOO_MANY_PASSES = 16, 40
 #: bits that a parameter can memorise (Morris et al. 2025)
 BITS_PER_PARAMETER = 3.6
+
+#: what that file holds
+MEASURED = Fields(
+    {
+        "predictors": ListOf(Fields({"name": TEXT, "nats_per_token": POSITIVE, "bits_per_byte": POSITIVE})),
+        **dict.fromkeys(("counted", "n_train", "scored", "n_held_out"), COUNT),
+        "repeats": Fields({"share": POSITIVE, **dict.fromkeys(("windows", "length", "searched"), COUNT)}),
+        **dict.fromkeys(("passes", "seconds", "unigram_of_training"), POSITIVE),
+        "warnings": ListOf(TEXT),
+        "note": TEXT,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -194,11 +205,11 @@ def warn_of_too_few(recipe: Recipe, passes: float, train: Part, bits_per_byte: f
 
 def read_baselines(run: Path) -> Baselines | None:
     """The baselines in a run's folder; None if it has none, or if they cannot be read."""
-    path = next((run / name for name in (FILE, EARLIER_FILE) if (run / name).exists()), None)
-    if path is None:
+    path = run / FILE
+    if not path.exists():
         return None
     try:
-        return Baselines.from_dict(read_json(path))
+        return Baselines.from_dict(read_json(path, MEASURED))
     except (ValueError, TypeError, KeyError):
         return None
 
@@ -223,7 +234,7 @@ def verdict(results: Baselines, bits_per_byte: float, part: int = 0) -> str:
     if part:
         return (
             f"no verdict: the model was measured on the first {part:,} held-out tokens alone, which may be easier or "
-            f"harder than all of them ({results.reach}). A run that comes to its end in time is measured on all"
+            f"harder than all of them ({results.reach}). A longer run is measured on all"
         )
     ahead = [p.name for p in results.predictors if p.bits_per_byte <= bits_per_byte]
     if not ahead:

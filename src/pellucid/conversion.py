@@ -2,7 +2,7 @@
 
 import difflib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -18,38 +18,44 @@ from pellucid.destination import check_destination, written_aside
 from pellucid.hub import transformers_bridge as source
 from pellucid.hub.card import write_card
 from pellucid.hub.families import FAMILIES, FamilyError, config_of, each_to_ours, each_to_theirs
-from pellucid.hub.files import ADAPTER, FolderError, read_object
+from pellucid.hub.files import ADAPTER, GENERATION, read_object
 from pellucid.hub.folder import NO_TOKENIZER, Folder
 from pellucid.hub.gguf import from_gguf as gguf_to_ours
 from pellucid.hub.gguf import gguf_architecture, notes_on_gguf_tokenizer, notes_on_gguf_weights, read_gguf, write_gguf
-from pellucid.hub.open import check_checkpoint, find_folder, open_folder, read_network
+from pellucid.hub.open import find_folder, open_folder, read_network
 from pellucid.hub.own_code import MODEL_TYPE, PREFIX, model_class, write_code
 from pellucid.hub.peft import Changed, read_adapter
 from pellucid.hub.standalone import write_loader
 from pellucid.hub.tables import Family
-from pellucid.hub.targets import how_to_train_for_gguf
 from pellucid.hub.text_towers import text_model_name
 from pellucid.hub.write import (
     SHARD,
     Progress,
+    carry_over,
     dtype_of,
     exported_as,
     no_progress,
     without_dropout,
     write_chat,
     write_config,
+    write_notes,
     write_object,
     write_tensors,
     write_tokenizer,
 )
 from pellucid.model import Transformer
 from pellucid.model.weights import state_of
+from pellucid.model_names import FolderError, check_checkpoint, is_local
+from pellucid.runs.checkpoint import metrics_path
 from pellucid.runs.metrics import last_evaluation, part_measured, predicted_tokens, read_metrics
-from pellucid.runs.run_dir import MACHINE, read_json
+from pellucid.runs.options import RECORDED
+from pellucid.runs.run_dir import MACHINE, read_data, read_json
 from pellucid.starting_model import base_weights
 from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
 from pellucid.text.tokenizers.base import Tokenizer, write_model_ids
+from pellucid.training.kinds import kind_of
 from pellucid.training.load import as_trained, load_run, read_recipe
+from pellucid.trust import Trust, check_trust
 from pellucid.verify.parity import (
     Parity,
     ParityError,
@@ -74,8 +80,10 @@ NO_NGRAM = (
 TOKENIZER_LEFT_OUT = "The tokenizer of the model is left out, because Pellucid cannot use it."
 #: what a card says where rates of dropout are left out
 NO_DROPOUT = "Dropout rates, which matter only in training, are left out: this family has no fields for them."
+#: entries of generation_config.json by which texts are drawn
+DRAWING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "num_beams")
 Layout = Literal["pellucid", "huggingface", "gguf", "adapter"]
-Kept = Literal["float32", "float16", "q8_0"]
+GGUFWeightFormat = Literal["float32", "float16", "q8_0"]
 #: tolerance relative to max(1, largest logit): a folder's code is the network's own source, so that only sums may round
 #: differently
 CODE_TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -85,7 +93,8 @@ CODE_TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 class SourceModel:
     """The model to convert: parameters under our names, read on demand, and everything else that belongs to it.
 
-    `folder` is its folder, None if the weights are in memory; `about` is for the model card; `run` is its run.
+    `folder` is its folder, None if the weights are in memory; `about` is for the model card; `run` is its run;
+    `notes` say what was left out or done otherwise when it, or the model that its run started from, was read.
     """
 
     architecture: Architecture
@@ -95,6 +104,7 @@ class SourceModel:
     about: dict[str, Any] = field(default_factory=dict)
     run: Path | None = None
     chat_template: ChatTemplate | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def family(self) -> Family | None:
@@ -136,10 +146,10 @@ def convert(
     family: str | None = None,
     checkpoint: str = "best",
     revision: str | None = None,
-    trust: bool = False,
+    trust: Trust = False,
     licence: str | None = None,
     shard: int = SHARD,
-    weights: Kept | None = None,
+    weights: GGUFWeightFormat | None = None,
     compare: bool = True,
     progress: Callable[[str, int, int], object] = lambda stage, done, total: None,
 ) -> Converted:
@@ -159,34 +169,33 @@ def convert(
     compare     False skips the comparison, which holds the whole network, for models larger than memory
     progress    called with what is being done, how much is done, and of how much: 0 of 0 if unknown
 
-    The logits of the result are compared with those of the source implementation, or of the definition if that is not
-    installed. Raises ParityError if they differ and ValueError for a model or a layout that is refused; then nothing is
-    left behind.
+    The logits of a source of Hugging Face, by transformers and peft, are compared with Pellucid's, and Pellucid's with
+    those of the result by what opens it; where transformers or peft is not installed, the definition takes its place,
+    and a note says so. Raises ParityError if they differ and ValueError for a model or a layout that is refused; then
+    nothing is left behind.
     """
     destination = Path(destination)
-    if destination.exists():
-        raise FolderError(f"{destination} already exists: choose a new name")
-    if to is not None and to not in get_args(Layout):
-        raise FolderError(f"to = {to!r}: choose one of {', '.join(get_args(Layout))}")
-    check_request(destination, to, family, weights, licence)
+    to = to or ("gguf" if destination.suffix == ".gguf" else None)
+    request = Request(destination, to, family, shard, weights, licence, checkpoint, trust, compare, progress)
+    request.check()
     progress("reading the model", 0, 0)
     model = read_model(given, checkpoint=checkpoint, revision=revision, trust=trust)
-    theirs = model.folder is not None and bool(model.folder.config)
-    layout = to or ("gguf" if destination.suffix == ".gguf" else "pellucid" if theirs else "huggingface")
-    goal = Goal(layout, destination.name, family, shard, weights, licence, checkpoint, trust, compare, progress)
-    goal.check()
+    is_theirs = model.folder is not None and bool(model.folder.config)
+    layout = to or ("pellucid" if is_theirs else "huggingface")
+    request = replace(request, layout=layout)
+    request.check()
     if model.architecture.readout == "none" and (layout != "pellucid" or compare):
         raise FolderError(
             "readout = none: a model without a head has no logits to compare: write it in the layout pellucid, "
             "without a comparison (to='pellucid', compare=False; --no-compare)"
         )
     if layout == "gguf":
-        check_for_gguf(model)
+        gguf_architecture(model.architecture)  # raises FamilyError with the option that is in the way
     progress("writing the weights", 0, 0)
-    left_out = sentences_on_conversion(model, layout, weights)
+    left_out = sentences_on_conversion(model, layout, weights, compare)
     with written_aside(destination, single_file=layout == "gguf") as folder:
-        n_bytes, parity = WRITERS[layout](model, folder, goal)
-        exported_family, written = goal.exported(model) if layout == "huggingface" else (None, model)
+        n_bytes, parity = WRITERS[layout](model, folder, request)
+        exported_family, written = request.exported(model) if layout == "huggingface" else (None, model)
         code = layout == "huggingface" and exported_family is None
         if layout in ("pellucid", "huggingface"):
             said = str(parity or "the logits were not compared with those of another implementation")
@@ -195,81 +204,99 @@ def convert(
     return Converted(destination, layout, n_bytes, parity, code, left_out)
 
 
-def check_for_gguf(model: SourceModel) -> None:
-    """Raise FamilyError, with what to train if it is a run, for an architecture that llama.cpp cannot open."""
-    try:
-        gguf_architecture(model.architecture)
-    except FamilyError as error:
-        remedy = "" if model.run is None else how_to_train_for_gguf(model.architecture)
-        raise FamilyError(f"{error}{remedy}") from None
-
-
-def sentences_on_conversion(model: SourceModel, layout: Layout, weights: Kept | None = None) -> tuple[str, ...]:
-    """What the result lacks, or does otherwise than the model or than `weights` asks."""
-    said = [NO_NGRAM] if model.run is not None and (model.run / "ngram").exists() else []
+def sentences_on_conversion(
+    model: SourceModel, layout: Layout, weights: GGUFWeightFormat | None = None, compare: bool = True
+) -> tuple[str, ...]:
+    """What the result lacks, or does otherwise than the model or than `weights` asks, and what no other reader saw."""
+    said = list(model.notes)
+    if model.run is not None and (model.run / "ngram").exists():
+        said.append(NO_NGRAM)
     if model.folder is not None and model.tokenizer is None and model.folder.why_no_tokenizer() != NO_TOKENIZER:
         said.append(TOKENIZER_LEFT_OUT)
     if layout == "gguf" and model.tokenizer is not None:
         said += notes_on_gguf_tokenizer(model.tokenizer)
     if layout == "gguf" and weights is not None:
         said += notes_on_gguf_weights(model.architecture, weights)
+    if layout != "huggingface" and model.family is not None and model.folder is not None:
+        beside = read_object(model.folder.path, GENERATION) if (model.folder.path / GENERATION).exists() else {}
+        if settings := [f"{name} = {beside[name]}"[:40] for name in DRAWING if beside.get(name)]:
+            said.append(f"{GENERATION} of the model sets {', '.join(settings)}, which this layout does not hold.")
+    if compare and model.folder is not None and (why := why_not_compared(model.folder)):
+        said.append(
+            f"The source was not compared with another implementation ({why}): what is written has been compared with "
+            "Pellucid's own reading of it."
+        )
     return tuple(said)
 
 
-def check_request(
-    destination: Path, to: Layout | None, family: str | None, weights: Kept | None, licence: str | None
-) -> None:
-    """Raise an error for a request that is wrong whatever the model: the destination, and options of another layout."""
-    check_destination(destination)
-    known = (*FAMILIES, MODEL_TYPE)
-    if family is not None and family not in known:
-        near = difflib.get_close_matches(family, known, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise FamilyError(f"there is no family {family!r}: {hint}choose one of {', '.join(known)}")
-    layout = to or ("gguf" if destination.suffix == ".gguf" else None)
-    if layout == "gguf" and find_spec("gguf") is None:
-        raise FolderError(f"{destination}: GGUF files are written by the package gguf: pip install gguf")
-    if family is not None and layout not in (None, "huggingface", "adapter"):
-        raise FolderError(f"family = {family} applies to to = huggingface, not {layout}: leave it out")
-    if weights is not None and layout != "gguf":
-        raise FolderError(f"weights = {weights} applies to to = gguf, or a destination NAME.gguf: leave it out")
-    if licence is not None and layout == "adapter":
-        raise FolderError(f"licence = {licence} is written on a model card, and to = adapter writes none: leave it out")
+def why_not_compared(folder: Folder) -> str:
+    """Why no other implementation reads a source of another project here, "" where one does."""
+    if folder.path.suffix == ".gguf":
+        return "Pellucid alone reads GGUF files here"
+    if folder.family is None or source.is_installed(folder.adapter):
+        return ""
+    return f"not installed: {source.missing(folder.adapter)}"
 
 
 @dataclass(frozen=True)
-class Goal:
-    """What to write, and how; the fields are those of `convert`, and `name` is the last part of the destination."""
+class Request:
+    """What to write, and how: the arguments of `convert`. `layout` is None where the source decides it."""
 
-    layout: Layout
-    name: str
+    destination: Path
+    layout: Layout | None
     family: str | None
     shard: int
-    weights: Kept | None
+    weights: GGUFWeightFormat | None
     licence: str | None
     checkpoint: str
-    trust: bool
+    trust: Trust
     compare: bool
     progress: Callable[[str, int, int], object]
 
-    @property
-    def compares(self) -> bool:
-        """Whether to compare the result; if so, report that the comparison begins."""
-        if self.compare:
-            self.progress("comparing the logits", 0, 0)
-        return self.compare
+    def check(self) -> None:
+        """Raise ValueError for what is wrong whatever the model is: the destination, and options of another layout."""
+        check_trust(self.trust)
+        if self.destination.exists():
+            raise FolderError(f"{self.destination} already exists: choose a new name")
+        check_destination(self.destination)
+        for name, value, words in (
+            ("to", self.layout, get_args(Layout)),
+            ("weights", self.weights, get_args(GGUFWeightFormat)),
+        ):
+            if value is not None and value not in words:
+                raise FolderError(f"{name} = {value!r}: choose one of {', '.join(words)}")
+        families = (*FAMILIES, MODEL_TYPE)
+        if self.family is not None and self.family not in families:
+            near = difflib.get_close_matches(self.family, families, 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise FamilyError(f"there is no family {self.family!r}: {hint}choose one of {', '.join(families)}")
+        if self.destination.suffix == ".gguf" and self.layout != "gguf":
+            raise FolderError(
+                f"{self.destination} is the name of a file for llama.cpp, and the layout {self.layout} is a folder: "
+                "give a name that does not end in .gguf, or leave the layout out"
+            )
+        if self.layout == "gguf" and find_spec("gguf") is None:
+            raise FolderError(f"{self.destination}: GGUF files are written by the package gguf: pip install gguf")
+        if self.family is not None and self.layout not in (None, "huggingface", "adapter"):
+            raise FolderError(
+                f"the family {self.family} needs the layout huggingface, and {self.layout} is written: leave it out"
+            )
+        if self.weights is not None and self.layout != "gguf":
+            raise FolderError(
+                f"the number format {self.weights} is for GGUF alone: leave it out, or name the result NAME.gguf"
+            )
+        if self.licence is not None and self.layout == "adapter":
+            raise FolderError(
+                f"the licence {self.licence} is written on a model card, and adapters have none: leave it out"
+            )
 
-    def written(self, done: int, total: int) -> None:
+    def report_comparing(self) -> None:
+        """Report that the comparison begins."""
+        self.progress("comparing the logits", 0, 0)
+
+    def report_written(self, done: int, total: int) -> None:
         """Report how many tensors are written."""
         self.progress("writing the weights", done, total)
-
-    def check(self) -> None:
-        """Raise FolderError for options of another layout."""
-        for name, of in (("family", ("huggingface", "adapter")), ("weights", ("gguf",))):
-            if getattr(self, name) is not None and self.layout not in of:
-                raise FolderError(f"{name} = {getattr(self, name)} goes with to = {of[0]}: leave it out")
-        if self.weights is not None and self.weights not in get_args(Kept):
-            raise FolderError(f"weights = {self.weights!r}: choose one of {', '.join(get_args(Kept))}")
 
     def exported(self, model: SourceModel) -> tuple[Family | None, SourceModel]:
         """The family to write, and the model without dropout rates that the family lacks; None for our own code.
@@ -289,7 +316,7 @@ class Goal:
 
 
 def read_model(
-    given: str | Path, *, checkpoint: str = "best", revision: str | None = None, trust: bool = False
+    given: str | Path, *, checkpoint: str = "best", revision: str | None = None, trust: Trust = False
 ) -> SourceModel:
     """The model in a run, a saved folder or a Hugging Face folder, or of that name (and revision) on the hub.
 
@@ -300,50 +327,88 @@ def read_model(
     if not (path / "recipe.json").exists():
         folder = open_folder(path, trust=trust)
         source = Path(given).name + (f" ({revision})" if revision else "")
-        about, template = {"source": source}, folder.chat_template()[0]
-        return SourceModel(folder.architecture, folder.tokenizer(), folder.ours, folder, about, None, template)
-    recipe = read_json(path / "recipe.json")
-    if (kind := recipe.get("kind", "transformer") if isinstance(recipe, dict) else None) != "transformer":
+        about, (template, why_none) = {"source": source}, folder.chat_template()
+        if folder.adapter is not None:
+            about |= base_on_card(read_object(folder.adapter, ADAPTER).get("base_model_name_or_path"))
+        notes = folder.named_so([*folder.reading_notes(), *why_none], source)
+        return SourceModel(folder.architecture, folder.tokenizer(), folder.ours, folder, about, None, template, notes)
+    if (kind := kind_of(path)) != "transformer":
         raise FolderError(f"{path} is a run of kind {kind}: only transformers are converted")
+    run_recipe = read_recipe(path)
+    recipe = run_recipe.to_dict()  # with every entry, also those that an earlier version did not write
     weights_of_base, device = partial(base_weights, trust=trust), torch.device("cpu")
     network, tokenizer, step = load_run(path, checkpoint, device, weights_of_base, trust=trust)
-    tokenizer = as_trained(tokenizer, read_recipe(path))
+    tokenizer = as_trained(tokenizer, run_recipe)
     state = state_of(network)
-    about = {"source": f"{path.name}, step {step}", "data": read_json(path / "data.json")}
+    about = {"source": f"{path.name}, step {step}", "data": read_data(path)}
     about["recipe"] = recipe
-    about["losses"] = losses_of(path, step)
-    about["part_measured"] = part_of_losses(path, step, recipe, about["data"])
-    about["training"] = training_of(path, step)
-    return SourceModel(
-        network.architecture, tokenizer, lambda: iter(state.items()), None, about, path, read_chat_template(path)
-    )
+    if recipe.get("adapt", {}).get("rank") and recipe.get("base"):
+        about |= base_on_card(recipe["base"]["path"])
+    rows = read_metrics(metrics_path(path, checkpoint, step))
+    about["losses"] = losses_of(rows, step)
+    about["part_measured"] = part_of_losses(rows, step, recipe, about["data"])
+    about["training"] = training_of(path, rows, step)
+    template, notes = read_chat_template(path), notes_on_base(recipe.get("base"), trust)
+    return SourceModel(network.architecture, tokenizer, lambda: iter(state.items()), None, about, path, template, notes)
 
 
-def losses_of(run: Path, step: int) -> dict[str, Any]:
+def notes_on_base(base: dict[str, Any] | None, trust: Trust) -> tuple[str, ...]:
+    """The notes on the model from which a run started, and where it cannot be opened, a sentence that says so."""
+    seen: set[Path] = set()
+    while base:
+        path = Path(base["path"])
+        try:
+            if path in seen:  # a run that has been renamed to the model that it started from
+                break
+            seen.add(path)
+            if not (path / "recipe.json").exists():
+                folder = open_folder(path, trust=trust)
+                return folder.named_so(folder.reading_notes(), path.name)
+            base = read_json(path / "recipe.json", RECORDED).get("base")
+        except (ValueError, OSError):  # what is converted is the run, which is complete without it
+            break
+    else:
+        return ()
+    return (f"The run started from {base_name(path)}; what opening that model says of it is not repeated here.",)
+
+
+def base_on_card(name: Any) -> dict[str, str]:
+    """The entry for a card about the model that an adapter changes: a name on the hub, or a folder here, which nobody
+    finds there.
+    """
+    return {"base_folder" if is_local(str(name)) else "base_model": base_name(name)}
+
+
+def base_name(name: Any) -> str:
+    """What is said of the model that a run or an adapter changes: its name on the hub, or the last part of its path."""
+    return Path(str(name)).name if is_local(str(name)) else str(name)
+
+
+def losses_of(rows: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any]:
     """The last metrics of a run up to a step: loss and held-out loss (nats), bits per byte."""
     losses: dict[str, Any] = {}
-    for row in read_metrics(run / "metrics.jsonl"):
+    for row in rows:
         if row["step"] <= step:
             names = ("loss", "held_out_loss", "bits_per_byte")
             losses |= {name: row[name] for name in names if row.get(name) is not None}
     return losses
 
 
-def part_of_losses(run: Path, step: int, recipe: dict[str, Any], data: dict[str, Any]) -> int:
+def part_of_losses(rows: Sequence[Mapping[str, Any]], step: int, recipe: dict[str, Any], data: dict[str, Any]) -> int:
     """How many held-out tokens the held-out loss of `losses_of` is over, 0 where it is over all of them."""
     known = predicted_tokens(data, "held_out")
-    rows = [row for row in read_metrics(run / "metrics.jsonl") if row["step"] <= step]
-    return part_measured(last_evaluation(rows), recipe["train"].get("evaluate_tokens", 0), known)
+    before = [row for row in rows if row["step"] <= step]
+    return part_measured(last_evaluation(before), recipe["train"].get("evaluate_tokens", 0), known)
 
 
-def training_of(run: Path, step: int) -> dict[str, Any]:
-    """What happened in a run up to a checkpoint, from its metrics: steps, tokens, seconds, skipped steps.
+def training_of(run: Path, rows: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any]:
+    """What happened in a run up to a checkpoint, by the metrics that led to it: steps, tokens, seconds, skipped steps.
 
     `last_step` is the step that the run reached; `machine` describes the machine on which it began.
     """
-    rows = read_metrics(run / "metrics.jsonl")
     before = [row for row in rows if row["step"] <= step]
-    facts: dict[str, Any] = {"steps": step, "last_step": max([step, *(row["step"] for row in rows)])}
+    last = max((row["step"] for row in read_metrics(run / "metrics.jsonl")), default=0)
+    facts: dict[str, Any] = {"steps": step, "last_step": max(step, last)}
     for name in ("tokens", "seconds"):
         if values := [row[name] for row in before if isinstance(row.get(name), int | float)]:
             facts[name] = max(values)
@@ -355,62 +420,73 @@ def training_of(run: Path, step: int) -> dict[str, Any]:
 # The layouts: each writes and compares ------------------------------------------------------------
 
 
-def to_pellucid(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
+def to_pellucid(model: SourceModel, folder: Path, request: Request) -> tuple[int, Parity | None]:
     """Write our layout, and compare it with the source implementation."""
-    n_bytes = write_pellucid(model, folder, goal.written)
-    return n_bytes, check_import(model, folder).require() if goal.compares else None
-
-
-def to_huggingface(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
-    """Write a family's layout, or ours with its own code, and compare it with the implementation that opens it."""
-    family, model = goal.exported(model)
-    n_bytes = write_huggingface(model, folder, family, goal.shard, goal.written)
-    return n_bytes, check_export(model, folder, family).require() if goal.compares else None
-
-
-def to_gguf(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
-    """Write one file for llama.cpp and read it back: the same logits in float32, else every tensor within rounding."""
-    a, path = model.architecture, folder / goal.name
-    about = {"name": Path(str(model.about.get("source", "model"))).name, "licence": goal.licence}
-    about["chat_template"] = None if model.chat_template is None else model.chat_template.source
-    n_bytes = write_gguf(path, model.state(), a, model.tokenizer, goal.weights or "float32", **about)
-    if not goal.compares:
+    n_bytes = write_pellucid(model, folder, request.report_written)
+    if not request.compare:
         return n_bytes, None
+    request.report_comparing()
+    return n_bytes, check_import(model, folder).require()
+
+
+def to_huggingface(model: SourceModel, folder: Path, request: Request) -> tuple[int, Parity | None]:
+    """Write a family's layout, or ours with its own code, and compare it with the implementation that opens it."""
+    family, model = request.exported(model)
+    n_bytes = write_huggingface(model, folder, family, request.shard, request.report_written)
+    if not request.compare:
+        return n_bytes, None
+    request.report_comparing()
+    of_source = check_source(model, make_probe(model.architecture, model.tokenizer))
+    return n_bytes, replace(check_export(model, folder, family).require(), of_source=of_source)
+
+
+def to_gguf(model: SourceModel, folder: Path, request: Request) -> tuple[int, Parity | None]:
+    """Write one file for llama.cpp and read it back: the same logits in float32, else every tensor within rounding."""
+    a, path = model.architecture, folder / request.destination.name
+    about = {"name": Path(str(model.about.get("source", "model"))).name, "licence": request.licence}
+    about["chat_template"] = None if model.chat_template is None else model.chat_template.source
+    n_bytes = write_gguf(path, model.state(), a, model.tokenizer, request.weights or "float32", **about)
+    if not request.compare:
+        return n_bytes, None
+    request.report_comparing()
     _, tensors = read_gguf(path)
     read = dict(gguf_to_ours(tensors, a))
     probe = make_probe(a, model.tokenizer)
+    of_source = check_source(model, probe)
     network = read_network(a, read.items(), probe.dtype)
     ours = our_logits(model.network(probe.dtype), probe)
     parity = compare_logits(our_logits(network, probe), ours, "the model itself", probe)
     parity = parity.named(lambda n: first_of_networks(network, model.network(probe.dtype), probe.cases[n]))
-    if goal.weights in (None, "float32"):
+    parity = replace(parity, of_source=of_source)
+    if request.weights in (None, "float32"):
         return n_bytes, parity.require()
-    check_rounding(read, model.state(), goal.weights)
+    check_rounding(read, model.state(), request.weights)
     return n_bytes, parity
 
 
-def to_adapter(model: SourceModel, folder: Path, goal: Goal) -> tuple[int, Parity | None]:
+def to_adapter(model: SourceModel, folder: Path, request: Request) -> tuple[int, Parity | None]:
     """Write a run's adapters alone; peft must give the run's logits with them, or where it is not installed, or the
     base is no folder that transformers opens, the weights that are merged from the written files.
     """
     if model.run is None:
         raise FolderError("to = adapter: the model is not a run of adapters (pellucid train --from MODEL --lora 8)")
-    n_bytes = write_run_adapter(model.run, folder, goal.checkpoint, goal.family, trust=goal.trust)
-    if not goal.compares:
+    n_bytes = write_run_adapter(model.run, folder, request.checkpoint, request.family, trust=request.trust)
+    if not request.compare:
         return n_bytes, None
+    request.report_comparing()
     recipe, probe = read_recipe(model.run), make_probe(model.architecture, model.tokenizer)
-    opened = open_base(recipe, goal.trust)
+    opened = open_base(recipe, request.trust)
     if opened is not None and opened.family is not None and source.is_installed(folder):
         network = model.network(probe.dtype)
         return n_bytes, beside_theirs(network, opened.path, opened.their_class, probe, folder).require()
-    family = FAMILIES[goal.family] if goal.family else family_of_base(recipe, goal.trust)
+    family = FAMILIES[request.family] if request.family else family_of_base(recipe, request.trust)
     # the rates have no effect on the logits, and not every family has entries for them
-    a, base = without_dropout(model.architecture), base_weights(recipe, goal.trust)
+    a, base = without_dropout(model.architecture), base_weights(recipe, request.trust)
     changes = {
         text_model_name(module): change for module, change in read_adapter(folder, read_object(folder, ADAPTER)).items()
     }
     theirs = dict(each_to_theirs(base, a, family)) if family else base
-    merged = Changed(theirs, changes, "" if family else PREFIX)
+    merged = Changed(theirs, changes, family, a)
     ours = each_to_ours(merged, config_of(a, family), family) if family else merged.items()
     network = read_network(a, ours, probe.dtype)
     expected = our_logits(model.network(probe.dtype), probe)
@@ -428,6 +504,7 @@ def write_pellucid(model: SourceModel, folder: Path, progress: Progress = no_pro
         write_model_ids(folder, model.folder.ids())
     if model.chat_template is not None:
         write_chat_template(folder, model.chat_template, model.tokenizer.named_end if model.tokenizer else "")
+    write_notes(folder, model.notes)
     write_loader(folder)
     return write_tensors(folder, model.ours, sys.maxsize, progress)
 
@@ -442,6 +519,8 @@ def write_huggingface(
         write_tokenizer(folder, model.tokenizer, a.n_ctx, a)
         if model.chat_template is not None:
             write_chat(folder, model.tokenizer, model.chat_template)
+    if family is not None and model.folder is not None and model.folder.family is not None:
+        carry_over(folder, model.folder, family, model.tokenizer is not None)
     if family is None:
         write_code(folder)
         return write_tensors(
@@ -461,11 +540,24 @@ def check_import(model: SourceModel, folder: Path) -> Parity:
     return beside_theirs(network, model.folder.path, model.folder.their_class, probe, model.folder.adapter)
 
 
+def check_source(model: SourceModel, probe: ProbeInput) -> Parity | None:
+    """Compare our reading of a source of Hugging Face with its own implementation; None for other sources and where
+    that is not installed.
+
+    Raises ParityError if they differ.
+    """
+    folder = model.folder
+    if folder is None or model.family is None or not source.is_installed(folder.adapter):
+        return None
+    network = model.network(probe.dtype)
+    return beside_theirs(network, folder.path, folder.their_class, probe, folder.adapter).require()
+
+
 def check_export(model: SourceModel, folder: Path, family: Family | None) -> Parity:
     """Compare a written hub folder, read by its own implementation, with our logits; without it, with the definition.
 
     Without a family, the implementation is the code in the folder. If transformers is not installed, the files are read
-    back through the tables.
+    back through the tables. `check_source` compares our logits with those of the source.
     """
     probe = make_probe(model.architecture, model.tokenizer)
     if not source.is_installed():
@@ -530,7 +622,7 @@ def check_rounding(read: Mapping[str, Tensor], written: Mapping[str, Tensor], nu
             raise ParityError(f"{name} is {apart:.1e} from what was to be written: rounding to {number_format} is less")
 
 
-WRITERS: dict[str, Callable[[SourceModel, Path, Goal], tuple[int, Parity | None]]] = {
+WRITERS: dict[str, Callable[[SourceModel, Path, Request], tuple[int, Parity | None]]] = {
     "pellucid": to_pellucid,
     "huggingface": to_huggingface,
     "gguf": to_gguf,

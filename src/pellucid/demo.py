@@ -1,6 +1,12 @@
-"""`make demo`: train on the bundled text, show what the model generates, and suggest next steps."""
+"""`make demo`: train a small model in which heads can be found, show what it generates, and suggest next steps.
+
+Two thirds of what it reads are Shakespeare. The rest repeats random letters, which only a head that looks for what
+followed an earlier occurrence can predict: plays alone give no such induction head in minutes
+(docs/experiments/looking.md).
+"""
 
 import argparse
+import random
 import shutil
 import sys
 from pathlib import Path
@@ -14,8 +20,26 @@ from pellucid.text.read.documents import bundled
 from pellucid.training.load import read_recipe
 from pellucid.training_run import train
 
-HERE = Path("runs/demo")
+HERE, TEXTS = Path("runs/demo"), Path("runs/demo-texts")
 PROMPTS = ("ROMEO:\n", "KING RICHARD III:\n", "First Citizen:\n")
+#: the share of Shakespeare that is held out, at its end
+HELD_OUT = 0.1
+#: characters of repeated letters for each of Shakespeare, the fewest and the most letters that are repeated, and the
+#: letters of a line
+REPEATED, PERIODS, LINE = 0.5, (4, 32), 260
+#: two layers, since an induction head needs a head below it that looks at the previous token (Elhage et al. 2021), four
+#: heads of 32 so that each can do one thing, and every checkpoint, so that one sees when the heads appear
+FIELDS = {
+    "tokenizer": "char",
+    "model.d_model": 96,
+    "model.n_layers": 2,
+    "model.n_ctx": 128,
+    "model.attention.n_heads": 4,
+    "model.attention.d_head": 32,
+    "train.batch": 16,
+    "train.keep_last": 1000,
+    "train.sample_prompt": "ROMEO:\n",
+}
 
 
 def run_demo(arguments: list[str] | None = None) -> int:
@@ -38,13 +62,34 @@ def run_demo(arguments: list[str] | None = None) -> int:
 def continue_or_start(minutes: float) -> Run:
     """The finished demo run; an interrupted one is continued, and otherwise a new one starts."""
     if not (HERE / "recipe.json").exists():
-        return train(bundled("shakespeare"), out=HERE, minutes=minutes, fields={"sample_prompt": "ROMEO:\n"}, show=True)
+        texts, held_out = write_texts(bundled("shakespeare").read_text(encoding="utf-8"))
+        return train(texts, held_out=[held_out], out=HERE, minutes=minutes, fields=FIELDS, show=True)
     # a run is finished once it has measured all of the held-out text
     ends = [row["step"] for row in read_metrics(HERE / "metrics.jsonl") if row.get("whole")]
     if ends:
         print(f"{HERE} is finished; make demo FRESH=1 trains it again\n")
         return Run(HERE, read_recipe(HERE), max(ends))
-    return train(bundled("shakespeare"), out=HERE, resume=True, show=True)
+    return train(TEXTS / "train", out=HERE, resume=True, show=True)
+
+
+def write_texts(text: str) -> tuple[Path, Path]:
+    """The folder to train on, with the first part of the text and repeated letters, and the held-out rest."""
+    border, folder, held_out = int((1 - HELD_OUT) * len(text)), TEXTS / "train", TEXTS / "held-out.txt"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "shakespeare.txt").write_text(text[:border], encoding="utf-8", newline="")
+    (folder / "repetitions.txt").write_text(repetitions(text[:border]), encoding="utf-8", newline="")
+    held_out.write_text(text[border:], encoding="utf-8", newline="")
+    return folder, held_out
+
+
+def repetitions(text: str) -> str:
+    """Lines that each repeat some letters of the text, drawn at random; `REPEATED` times as long as the text."""
+    draw, letters = random.Random(0), sorted(set(text) - {"\n"})
+    lines = []
+    while LINE * len(lines) < REPEATED * len(text):
+        period = draw.randint(PERIODS[0], min(PERIODS[1], len(letters)))
+        lines.append(("".join(draw.sample(letters, period)) * LINE)[:LINE] + "\n")
+    return "".join(lines)
 
 
 def show_run(run: Run) -> None:
@@ -61,14 +106,24 @@ def show_run(run: Run) -> None:
         print(prompt + model.generate(prompt, max_tokens=120, temperature=0.8, seed=seed).text + "\n" + "-" * 60)
     line = "But, soft! what light through yonder window breaks?"
     print(f"score: {line!r} has {model.score(line).bits_per_byte:.2f} bits per byte\n")
-    print(
-        f"where to look next\n"
-        f'  .venv/bin/pellucid generate {run.path} "JULIET:" --seed 7     generate text from a prompt\n'
-        f"  .venv/bin/pellucid score {run.path} README.md                how probable a text is\n"
-        f"  .venv/bin/pellucid train YOUR_TEXTS/ --minutes 10             train on your own text\n"
-        f"  {run.path}/                                             recipe, metrics, checkpoints\n"
-        f"  src/pellucid/model/transformer.py                     the whole forward pass"
+    heads = model.heads()
+    print("the highest scores of heads, as shares of their attention on repeated random tokens")
+    for kind, name in (("previous", "previous token"), ("induction", "induction")):
+        layer, head = heads.best(kind)
+        print(f"  {name:<14}  {float(heads.scores[kind][layer, head]):.2f}  layer {layer}, head {head}")
+    print()
+    command = ".venv/bin/pellucid"
+    rows = (
+        (f'{command} generate {run.path} "JULIET:" --seed 7', "generate text from a prompt"),
+        (f"{command} score {run.path} README.md", "how probable a text is"),
+        (f"{command} train YOUR_TEXTS/ --minutes 10", "train on your own text"),
+        (f"{run.path}/", "recipe, metrics, checkpoints"),
+        ("src/pellucid/model/transformer.py", "the whole forward pass"),
+        (f"{command} report {run.path}", f"how training went: {run.path}/report.html"),
+        (f'{command} inspect {run.path} "To be, or not to be"', "one page about a text: page.html"),
+        (f"{command} look {run.path}", "every number inside the model, in your browser"),
     )
+    print("where to look next", *(f"  {what:<60}  {does}" for what, does in rows), sep="\n")
 
 
 def demo_command() -> int:

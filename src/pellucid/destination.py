@@ -2,7 +2,9 @@
 a result or nothing of it.
 """
 
+import errno
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 
 #: files that `flush_files` waits for together
 FLUSHED_AT_ONCE = 8
+TAKEN = "{} exists: something else has taken that name; choose another one"
 
 
 class DestinationError(ValueError):
@@ -66,11 +69,17 @@ def written_aside(destination: Path, *, single_file: bool = False) -> Iterator[P
     folder = destination.with_name(name_aside(destination.name))
     folder.mkdir(parents=True)
     try:
-        yield folder
+        with naming(destination):  # a full disk
+            yield folder
         if destination.exists():
-            raise DestinationError(f"{destination} exists: something else has taken that name; choose another one")
+            raise DestinationError(TAKEN.format(destination))
         flush_folder(folder)
-        os.rename(folder / destination.name if single_file else folder, destination)
+        try:
+            os.rename(folder / destination.name if single_file else folder, destination)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # since it was looked at
+                raise DestinationError(TAKEN.format(destination)) from None
+            raise
         flush_folder(destination.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -90,13 +99,19 @@ def replace_file(path: Path, content: bytes) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let an error of the system name this path where it names none: writing to an open file does not."""
+    """Let an error of the system name this path where it names none: writing to an open file does not, nor does
+    safetensors, whose error becomes an OSError.
+    """
     try:
         yield
     except OSError as error:
         if error.errno is not None:
             error.filename = error.filename or str(path)
         raise
+    except Exception as error:  # a SafetensorError, which this room does not know
+        if (number := re.search(r"I/O error: .*\(os error (\d+)\)", str(error))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def write_durably(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:

@@ -18,12 +18,15 @@ in generation alike, with a cache and without one. The engine (`pellucid.lens.co
 Scores that are -inf, of keys that a query may not read, stay -inf whatever the edit.
 """
 
+import copy
 import json
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, Unpack, cast, get_args
+
+from pellucid.json_files import JSONFileError, parse_json_value
 
 Op = Literal["zero", "mean", "resample", "set", "add", "scale", "project_out", "clamp", "freeze"]
 #: the indices of an axis that an edit applies to: one, several, or a slice; None for all of them
@@ -63,7 +66,8 @@ class Edit:
 
     `value` is a number, a vector along the last axis, or an array (a tensor, nested lists, or a trace, which gives its
     tensor of the same name) with every axis of the tensor, each of length 1 or full. Its position axes count absolute
-    positions; positions beyond its end are not changed.
+    positions; positions beyond its end are not changed. The edit holds a copy: an array that is changed later does not
+    change it.
     """
 
     op: Op
@@ -85,6 +89,7 @@ class Edit:
             raise EditError(f"op = {self.op!r} is not an edit: give one of {', '.join(get_args(Op))}")
         if self.over not in (None, "batch", "pos"):
             raise EditError(f"over = {self.over!r}: give batch or pos, or give the mean that was measured as value")
+        object.__setattr__(self, "value", _copied(self.value))
         for axis in PLACES:
             object.__setattr__(self, axis, _checked(axis, getattr(self, axis)))
 
@@ -170,10 +175,20 @@ def to_json(edits: Iterable[Edit]) -> str:
 
 def from_json(text: str) -> list[Edit]:
     """The edits that `to_json` wrote."""
-    values = json.loads(text)
+    try:
+        values = parse_json_value(text, "the list of edits")
+    except JSONFileError as error:
+        raise EditError(str(error)) from None
     if not isinstance(values, list) or not all(isinstance(v, dict) for v in values):
         raise EditError("expected a JSON list of edits, each an object with op and name")
     return [Edit.from_dict(v) for v in values]
+
+
+def _copied(value: Any) -> Any:
+    """A tensor, an array or nested lists with memory of their own; a trace as it is, since nothing changes it."""
+    if hasattr(value, "clone"):
+        return value.clone()
+    return copy.deepcopy(value) if isinstance(value, list | tuple) or hasattr(value, "tolist") else value
 
 
 def _checked(axis: str, indices: Any) -> Any:

@@ -20,9 +20,10 @@ from pellucid.generate.fill import Filling, fill
 from pellucid.generate.readers import NO_TAPS, TapFactory
 from pellucid.generate.replies import Messages, ReplyOptions, ReplyPiece, stream_reply
 from pellucid.generate.scoring import CorpusScore, Score, score
-from pellucid.generate.text import Generated, GenerateOptions, TextPiece, generate, stream_generate
+from pellucid.generate.text import Generated, GenerateOptions, TextPiece, check_single, generate, stream_generate
 from pellucid.hub.folder import LoadWarning
-from pellucid.hub.open import check_checkpoint, check_revision, find_folder, is_local, open_folder, read_network
+from pellucid.hub.open import find_folder, open_folder, read_network
+from pellucid.hub.write import write_notes
 from pellucid.lens.analysis.ablation import Ablation, ablate
 from pellucid.lens.analysis.heads import KINDS, Heads, HeadScore, detect_heads
 from pellucid.lens.analysis.metrics import Metric
@@ -41,10 +42,11 @@ from pellucid.look.inspector import Inspector
 from pellucid.look.known_answer import KNOWN_ANSWER, known_network, known_tokenizer
 from pellucid.model import Transformer
 from pellucid.model.weights import check_finite, save_weights
+from pellucid.model_names import check_checkpoint, check_revision, is_local
 from pellucid.predictors.on_text import Progress, ScoreTextOptions, count_on_run, score_given
 from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.transformer_mixture import mixed_with, mixed_with_stored
-from pellucid.runs.checkpoint import steps_of
+from pellucid.runs.checkpoint import facts_on_step, steps_of
 from pellucid.runs.device import resolve_device
 from pellucid.starting_model import base_weights
 from pellucid.tensor_names import AttentionPart
@@ -53,8 +55,9 @@ from pellucid.text.ids import IdTokenizer
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.base import write_model_ids
 from pellucid.text.tokenizers.tokenizer import Tokenizer
-from pellucid.training.kinds import check_loader
+from pellucid.training.kinds import check_function
 from pellucid.training.load import as_trained, load_run, read_recipe
+from pellucid.trust import Trust, check_trust
 from pellucid.verify.report import Report
 
 
@@ -76,8 +79,10 @@ class LanguageModel:
     """A transformer with its tokenizer: generate text, score text, look inside, save.
 
     `pellucid.load` opens one. The network is a torch module and is used as it is: no conversion, no rewritten weights.
-    `provenance` holds the folder that the weights come from, the step of a run, and `trust` where a run was opened with
-    it. `chat_template` turns a conversation into what the model reads, for a model that was trained on conversations.
+    `provenance` holds the folder that the weights come from, the step of a run, and what it was opened with: `trust`,
+    `allow_nan`, and the path of a `tokenizer`, None for one that was no path; `notes` say what was left out or done
+    otherwise when its files were read, which `save` keeps. `chat_template` turns a conversation into what the model
+    reads, for a model that was trained on conversations.
     """
 
     network: Transformer
@@ -98,6 +103,7 @@ class LanguageModel:
         `edits` (`pellucid.edits`) are made at every step; their positions count from the first token that is read, as
         in `trace(prompt)`.
         """
+        check_single(prompt, options)
         return generate(self.network, self.tokenizer, prompt, taps=self._taps(edits), **options)[0]
 
     def generate_many(
@@ -364,8 +370,9 @@ class LanguageModel:
         run = Path(folder) if folder and (Path(folder) / "recipe.json").exists() else None
 
         def at_step(step: int) -> LanguageModel:
-            device, trust = str(self.network.embed.token.weight.device), bool(self.provenance.get("trust"))
-            return load(str(run), checkpoint=str(step), device=device, trust=trust)
+            device = str(self.network.embed.token.weight.device)
+            allowed = {name: self.provenance.get(name, False) for name in ("trust", "allow_nan")}
+            return load(str(run), checkpoint=str(step), device=device, **allowed)
 
         name = Path(folder).name if folder else "model"
         session = Session(self, name=name, load=at_step if run else None, steps=steps_of(run) if run else ())
@@ -412,6 +419,7 @@ class LanguageModel:
             self.tokenizer.save(folder)
             if self.chat_template is not None:
                 write_chat_template(folder, self.chat_template, self.tokenizer.named_end)
+        write_notes(folder, self.provenance.get("notes", ()))
         save_weights(network, folder / "model.safetensors")
         return folder
 
@@ -423,15 +431,14 @@ def load(
     revision: str | None = None,
     device: str = "auto",
     dtype: torch.dtype = torch.float32,
-    trust: bool = False,
+    trust: Trust = False,
     tokenizer: Tokenizer | str | Path | None = None,
     allow_nan: bool = False,
 ) -> LanguageModel:
     """Open a transformer: a run, a saved model, a Hugging Face folder or a name on its hub, or a GGUF file.
 
     A name that is no folder here (`gpt2`, `OWNER/NAME`) is fetched from the hub. Runs of other kinds are opened by
-    `load_predictor` and `load_images`. Raises ValueError when there is no model, it is damaged, or it is of another
-    kind.
+    `load_predictor`. Raises ValueError when there is no model, it is damaged, or it is of another kind.
 
     checkpoint  of a run: best (lowest held-out loss), last, or the number of a step; what is no run has none
     revision    of a name on the hub: a branch, a tag or a commit, such as step1000 of EleutherAI/pythia-70m; None for
@@ -447,8 +454,10 @@ def load(
     A run that started from no other model never saw what the tokenizer of another project puts before and after a
     text, so it is read without that.
     """
+    check_trust(trust)
     check_revision(folder := Path(model), revision)
     check_checkpoint(folder, checkpoint)
+    allowed: dict[str, Any] = {name: x for name, x in (("trust", trust), ("allow_nan", allow_nan)) if x}
     torch_device = resolve_device(device)
     if (folder / "recipe.json").exists():
         if tokenizer is not None:
@@ -459,7 +468,7 @@ def load(
         network, own, step = load_run(folder, checkpoint, torch_device, weights_of_base, dtype, trust=trust)
         check_finite(network, f"{folder}, step {step}", allow_nan)
         own = as_trained(own, read_recipe(folder))
-        provenance: dict[str, Any] = {"folder": str(folder), "step": step} | ({"trust": True} if trust else {})
+        provenance = {"folder": str(folder), **facts_on_step(folder, checkpoint, step), **allowed}
         return LanguageModel(network, own, provenance, read_chat_template(folder))
     opened = open_folder(folder := find_folder(model, revision, trust=trust), trust=trust)
     reads, chat_template, sentences = opened.described(tokenizer)
@@ -467,7 +476,11 @@ def load(
         warnings.warn(sentence, LoadWarning, stacklevel=2)
     network = read_network(opened.architecture, opened.ours(), dtype, torch_device)
     check_finite(network, str(folder), allow_nan)
-    provenance = {"folder": str(folder)} | ({} if revision is None else {"revision": revision})
+    provenance = {"folder": str(folder), **allowed} | ({} if revision is None else {"revision": revision})
+    if notes := opened.named_so(opened.reading_notes(), Path(model).name):
+        provenance["notes"] = notes
+    if tokenizer is not None:
+        provenance["tokenizer"] = None if isinstance(tokenizer, Tokenizer) else str(tokenizer)
     return LanguageModel(network, reads, provenance, chat_template)
 
 
@@ -481,7 +494,7 @@ def heads_over(
     rows: int | None = None,
     period: int | None = None,
     seed: int | None = None,
-    trust: bool = False,
+    trust: Trust = False,
     **options: Unpack[InputOptions],
 ) -> dict[int, Heads]: ...
 
@@ -495,7 +508,7 @@ def heads_over(
     rows: int | None = None,
     period: int | None = None,
     seed: int | None = None,
-    trust: bool = False,
+    trust: Trust = False,
     **options: Unpack[InputOptions],
 ) -> dict[str, Heads]: ...
 
@@ -509,7 +522,7 @@ def heads_over(
     rows: int | None = None,
     period: int | None = None,
     seed: int | None = None,
-    trust: bool = False,
+    trust: Trust = False,
     **options: Unpack[InputOptions],
 ) -> dict[int, Heads] | dict[str, Heads]:
     """The scores of the heads at each checkpoint of a model: how they came to do what they do.
@@ -539,7 +552,7 @@ def heads_over(
 
     if revisions is not None:
         return {revision: scores(revision=revision) for revision in revisions}
-    check_loader(run, "load")
+    check_function(run, "load")
     return {step: scores(str(step)) for step in (steps_of(run) if steps is None else steps)}
 
 

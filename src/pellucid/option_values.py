@@ -5,7 +5,7 @@ import difflib
 import functools
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 
@@ -33,6 +33,18 @@ def resolve_field(name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, known, 1) or difflib.get_close_matches(name.rpartition(".")[2], tails, 1)
     hint = f"did you mean {tails.get(near[0], near[0])!r}?" if near else f"known fields: {', '.join(known)}"
     raise ArchitectureError(f"there is no field {name!r}; {hint}")
+
+
+def check_given_once(names: Iterable[str], resolve: Callable[[str], str]) -> None:
+    """Raise ArchitectureError where one of these names of fields stands there twice, or two of them for one field, of
+    which `resolve` gives the full name.
+    """
+    first: dict[str, str] = {}
+    for name in names:
+        if (full := resolve(name)) in first:
+            other = "" if name == first[full] else f", as {first[full]} and as {name}"
+            raise ArchitectureError(f"{full} is given twice{other}: give it once")
+        first[full] = name
 
 
 def parse_value(name: str, value: Any, hint: Any) -> Any:

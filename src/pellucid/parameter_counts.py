@@ -4,6 +4,17 @@ import itertools
 
 from pellucid.architecture import Architecture
 
+#: limit on the numbers in a position table, unless the weights have more: 131,072 positions of 128 coordinates
+LARGEST_TABLE = 1 << 24
+
+
+def oversized_table(a: Architecture, n_numbers: int) -> str:
+    """What is wrong with a position table, which no file holds, beside weights of `n_numbers`; "" for a usual one."""
+    for part in (a, a.encoder):
+        if part is not None and (size := part.n_ctx * part.position_table_width) > max(LARGEST_TABLE, n_numbers):
+            return f"positions of n_ctx = {part.n_ctx} would be a table of {size:,} numbers"
+    return ""
+
 
 def count_parameters(a: Architecture) -> dict[str, int]:
     """The number of trainable parameters by part: embed, positions, attention, mlp, norms, unembed, total.
@@ -18,13 +29,13 @@ def count_parameters(a: Architecture) -> dict[str, int]:
     own = {"none": 0, "rms": 2 * d, "rms_all": q + kv, "layer": 2 * d, "layer_own": q + kv}
     attention += has_gain * own[a.attention.qk_norm]
     attention += 2 * d * (a.attention.qk_norm == "layer" and a.norm.bias == "all")
-    attention += (a.attention.sinks == "learned") * a.n_heads
     mlp = count_mlp(a, f)
     if a.mlp.experts:
         mlp = a.mlp.experts * (mlp + m) + (count_mlp(a, a.mlp.shared_d_ff) if a.mlp.shared_d_ff else 0)
-        mlp += a.mlp.experts * (a.mlp.router_bias == "all")
         mlp += m * (a.mlp.shared_d_ff > 0 and a.mlp.shared_gate == "sigmoid")
     norm = {"none": 0, "layer": has_gain * m + m * (a.norm.bias == "all"), "rms": has_gain * m}[a.norm.kind]
+    # the first block alone may have others
+    norms_of_blocks = a.n_layers * len(a.norms_of(1)) - (len(a.norms_of(1)) - len(a.norms_of(0))) * (a.n_layers > 0)
     has_b_P = a.embed_projection == "sum"
     cross = attention if a.encoder is not None else 0
     counts = {
@@ -32,7 +43,7 @@ def count_parameters(a: Architecture) -> dict[str, int]:
         "positions": {"learned": a.n_ctx * s, "relative": a.positions.n_buckets * a.n_heads}.get(a.positions.kind, 0),
         "attention": a.n_layers * (attention + cross),
         "mlp": a.n_layers * mlp,
-        "norms": norm * sum(len(a.norms_of(layer)) + (a.encoder is not None) for layer in range(a.n_layers))
+        "norms": norm * (norms_of_blocks + a.n_layers * (a.encoder is not None))
         + (a.embed_norm == "norm") * norm * s // m
         + (a.final_norm == "norm") * norm,
         "unembed": (a.unembed == "untied") * a.n_vocab * e,

@@ -138,9 +138,8 @@ GOON = Architecture(
 )
 
 PRESETS = {
-    # the default, which two cores train well in minutes (docs/log.md): the options of Qwen3, and tables of n-grams,
-    # which learn in seconds what n-gram counts know. Other software opens it as a Qwen3 only without these tables
-    "small": replace(qwen3(128, 4, 4, 128), ngrams=(2, 3, 4, 5)),
+    # the default, which two cores train in minutes (docs/experiments/quality.md) and transformers and llama.cpp open
+    "small": qwen3(128, 4, 4, 128),
     "modern": modern(384, 6, 6, 256),
     # Radford et al. 2018: post-norm, no final norm
     "gpt1": Architecture(
@@ -214,7 +213,6 @@ PRESETS = {
     "original": original(512, 6, 8),
     "bert": bert(768, 12, 12),
     # small networks of the options that other software has, for training here: exported by family, and to GGUF
-    "qwen3-mini": qwen3(128, 4, 4, 128),
     "llama-mini": llama(128, 4, 4, 128),
     "smollm3-mini": replace(llama(128, 4, 4, 128), positions=Positions(kind="rotary", base=2_000_000.0, every=4)),
     "bert-mini": replace(bert(128, 4, 4), n_ctx=128),

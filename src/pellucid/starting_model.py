@@ -12,7 +12,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.hub.families import parameter_shapes
 from pellucid.hub.folder import Folder, LoadWarning
-from pellucid.hub.open import check_revision, checked_parameters, find_folder, open_folder
+from pellucid.hub.open import checked_parameters, find_folder, open_folder
 from pellucid.hub.peft import Changed
 from pellucid.hub.shards import RELEASED_AFTER
 from pellucid.model.weights import (
@@ -23,6 +23,7 @@ from pellucid.model.weights import (
     shapes_of,
     trained_state,
 )
+from pellucid.model_names import check_revision
 from pellucid.runs.checkpoint import named_checkpoint
 from pellucid.runs.options import RecipeError
 from pellucid.text.chat_template import ChatTemplate, read_chat_template
@@ -31,6 +32,7 @@ from pellucid.training.build import build_network
 from pellucid.training.config import Base
 from pellucid.training.load import as_trained, read_recipe
 from pellucid.training.recipe import Recipe
+from pellucid.trust import Trust
 
 Weights = Mapping[str, Tensor]
 
@@ -92,7 +94,7 @@ class StartingModel:
     base: Base
 
 
-def open_starting_model(model: str | Path, revision: str | None = None, *, trust: bool = False) -> StartingModel:
+def open_starting_model(model: str | Path, revision: str | None = None, *, trust: Trust = False) -> StartingModel:
     """The model of this path, or of this name on the hub in a revision of it; of a run the best checkpoint.
 
     Every number is looked at once. `trust` is that of `pellucid.load`. Raises ValueError, as that does, for what is no
@@ -129,7 +131,7 @@ def folder_weights(folder: Folder) -> StoredWeights:
     return FileWeights(folder.state(), shapes, folder.files.release if folder.files else lambda: None)
 
 
-def run_weights(run: Path, checkpoint: str, trust: bool = False) -> tuple[StoredWeights, str]:
+def run_weights(run: Path, checkpoint: str, trust: Trust = False) -> tuple[StoredWeights, str]:
     """The weights of a run at a checkpoint (best, last, or a step), and its step. Raises WeightsError."""
     recipe = read_recipe(run)
     shapes = parameter_shapes(recipe.model)
@@ -152,7 +154,7 @@ def fingerprint(weights: Weights) -> str:
     return digest.hexdigest()
 
 
-def base_weights(recipe: Recipe, trust: bool = False) -> StoredWeights:
+def base_weights(recipe: Recipe, trust: Trust = False) -> StoredWeights:
     """The weights that a run starts from or whose adapters it trains, read from their original place.
 
     Ids that are new to the vocabulary have their first rows. Raises RecipeError if the weights are gone or have

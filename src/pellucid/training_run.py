@@ -1,4 +1,4 @@
-"""`pellucid.train`: start or resume a run of any kind of model."""
+"""`pellucid.train`: start or resume a run of a transformer."""
 
 import math
 import time
@@ -6,28 +6,23 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, cast, overload
+from typing import Any, Literal
 
 from pellucid.adapters import write_run_adapter
 from pellucid.generate.samples import sampler_for
 from pellucid.hub.families import FamilyError
-from pellucid.hub.targets import PRESET_FOR, Target, check_target
 from pellucid.language_model import ModelError
-from pellucid.option_values import parse_value
-from pellucid.plan.sizing import sizing_of
-from pellucid.predictors.mixed_training import MixedTransformerTrainable
-from pellucid.predictors.recipe import Kind as PredictorKind
-from pellucid.predictors.recipe import PredictorRecipe
-from pellucid.predictors.train import train_predictor
+from pellucid.option_values import check_given_once, parse_value
+from pellucid.plan.sized_recipe import sizing_of
+from pellucid.predictors.mixed_training import MixedTransformer
 from pellucid.report.finalize import finalize, pre_run_checks
 from pellucid.runs.checkpoint import steps_of
+from pellucid.runs.device import resolve_device
 from pellucid.runs.length import with_length
 from pellucid.runs.live_reporter import make_reporter
 from pellucid.runs.options import RecipeError, with_train
 from pellucid.runs.pipeline import (
     NO_FOLDER,
-    OF_MACHINE,
-    OF_RECORD,
     Run,
     follow_run,
     resume_run,
@@ -35,13 +30,17 @@ from pellucid.runs.pipeline import (
     start_run,
 )
 from pellucid.runs.processes import ALONE, Processes, world_size
+from pellucid.runs.recipe_changes import OF_MACHINE, OF_RECORD
 from pellucid.runs.reporter import PlainReporter, QuietReporter
 from pellucid.starting_model import base_weights, open_starting_model
 from pellucid.text.ids import IdTokenizer
+from pellucid.text.read.known_scans import checking_text
+from pellucid.training.compiled_functions import lines_on_resuming
 from pellucid.training.config import ParallelOptions
-from pellucid.training.kinds import LOADERS, kind_of
+from pellucid.training.kinds import check_function, kind_of
 from pellucid.training.load import keep_base, read_recipe
 from pellucid.training.recipe import (
+    OF_TOKENIZER,
     Recipe,
     check_changes,
     differences,
@@ -53,74 +52,7 @@ from pellucid.training.recipe import (
 )
 from pellucid.training.text_parts import HeldOut, add_held_out
 from pellucid.training.trainable import TransformerTrainable
-from pellucid.vision.recipe import KIND as IMAGES
-from pellucid.vision.recipe import ImageRecipe
-from pellucid.vision.run import train_images
-
-
-class AnyRunOptions(TypedDict, total=False):
-    """The options of `train` that runs of every kind have."""
-
-    out: str | Path | None
-    fields: Mapping[str, Any] | None
-    minutes: float | None
-    steps: int | None
-    tokens: int | None
-    epochs: float | None
-    held_out: HeldOut | None
-    trust: bool
-    show: bool
-
-
-class TransformerRunOptions(AnyRunOptions, total=False):
-    """The options of `train` for a transformer."""
-
-    from_model: str | Path | None
-    revision: str | None
-    preset: str | None
-    recipe: Recipe | str | Path | None
-    mix: Literal["auto"] | None
-    opens_in: Target | None
-    explain: bool
-
-
-@overload
-def train(
-    *inputs: str | Path,
-    predictor: Literal["transformer"] | None = None,
-    resume: Literal[False] = False,
-    **options: Unpack[TransformerRunOptions],
-) -> Run[Recipe]: ...
-
-
-@overload
-def train(
-    *inputs: str | Path,
-    predictor: Literal["transformer"],
-    resume: bool = False,
-    **options: Unpack[TransformerRunOptions],
-) -> Run[Recipe]: ...
-
-
-@overload
-def train(
-    *inputs: str | Path, predictor: PredictorKind, resume: bool = False, **options: Unpack[AnyRunOptions]
-) -> Run[PredictorRecipe]: ...
-
-
-@overload
-def train(
-    *inputs: str | Path,
-    predictor: Literal["image-classifier"],
-    resume: bool = False,
-    **options: Unpack[AnyRunOptions],
-) -> Run[ImageRecipe]: ...
-
-
-@overload
-def train(
-    *inputs: str | Path, predictor: None = None, resume: bool, **options: Unpack[TransformerRunOptions]
-) -> Run[Recipe] | Run[PredictorRecipe] | Run[ImageRecipe]: ...
+from pellucid.trust import Trust, check_trust
 
 
 def train(
@@ -129,8 +61,7 @@ def train(
     resume: bool = False,
     from_model: str | Path | None = None,
     revision: str | None = None,
-    trust: bool = False,
-    predictor: str | None = None,
+    trust: Trust = False,
     preset: str | None = None,
     recipe: Recipe | str | Path | None = None,
     fields: Mapping[str, Any] | None = None,
@@ -139,28 +70,29 @@ def train(
     tokens: int | None = None,
     epochs: float | None = None,
     mix: Literal["auto"] | None = None,
-    opens_in: Target | None = None,
     held_out: HeldOut | None = None,
+    check_text: bool = False,
     explain: bool = False,
     show: bool = False,
-) -> Run[Any]:
-    """Train a language model on text files and folders, into the run folder `out` (runs/NAME unless given).
+) -> Run[Recipe]:
+    """Train a transformer on text files and folders, into the run folder `out` (runs/NAME unless given).
 
-    predictor   transformer unless given, or ngram, neural-probabilistic, recurrent (`pellucid.predictors`), with
-                their own fields; image-classifier reads a .npz file of images and labels (`pellucid.vision.run`) and
-                trains for epochs. What is returned is a Run[Recipe], Run[PredictorRecipe] or Run[ImageRecipe]
+    N-grams, neural probabilistic and recurrent predictors are trained by `train_predictor`.
+
     preset      an architecture of `pellucid.presets`. Without a preset, a recipe and sizes among the fields, a run of
                 minutes is sized to its text and time (`pellucid.plan.sizing`), and one of another length is "small"
     recipe      a `Recipe`, or a TOML or JSON file of fields. A Recipe describes the whole run: its `inputs` are read
-                where none are named, and what it records of a run that took place (`segments`, `base`) is not used
+                where none are named, and what it records of a run that took place (`decay`, `base`) is not used
     fields      single fields, such as {"model.d_model": 256, "dropout": 0.1}; they override the recipe
     minutes, steps, tokens, epochs   the length, at most one of them; the recipe's unless given, and 10 minutes where
                 neither has one
     held_out    what is measured on and never trained on: a share of the text (a tenth unless given), or files and
                 folders of your own
+    check_text  read and hash every file, and the prepared tokens, also where size and times have not changed since
     resume      continue the run in `out` exactly; a length makes it longer, the layout of the processes, the tracker,
                 the device, train.compile, the intervals of evaluations, checkpoints and samples and train.keep_last may
-                change, and other options are refused
+                change, and other options are refused. Relative inputs are looked up where the run was started, unless
+                inputs are named anew
     from_model  start from the weights, tokenizer and architecture of this run or saved model
     revision    of a name on the Hugging Face hub to start from: a branch, a tag or a commit
     trust       open a model to start from whose weights are pickles, and a tokenizer (that model's, one at a path, or
@@ -168,8 +100,6 @@ def train(
     mix         auto: also count an n-gram on the training text and store it in the run. Its share beside the network is
                 fitted on training text that neither has seen, and bits per byte are reported with and without it; the
                 same as the field train.mix (`pellucid.predictors.mixed_training`)
-    opens_in    transformers or gguf (llama.cpp): where no preset is named, start from one that this software opens
-                without extra code, and refuse options that it cannot represent, before the text is read
     explain     print what decided the sizes: the best of each width, and the formulas
     show        print what happens: live in a terminal, plain lines elsewhere
 
@@ -178,49 +108,33 @@ def train(
     in a row whose loss or gradient was not finite.
     """
     began = time.monotonic()
+    check_trust(trust)
     length = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
-    changes, length = take_length(add_held_out(fields or {}, held_out), length)
+    changes, length = take_length(add_mix(add_held_out(fields or {}, held_out), mix), length)
     if revision and from_model is None:
         raise RecipeError(f"revision = {revision!r} is of the model to start from: name it (--from), or leave it out")
-    kind = kind_of_run(predictor, from_model, Path(out) if resume and out is not None else None)
-    if world_size() > 1 and (kind != "transformer" or "-" in map(str, inputs)):
-        what = "standard input is read by one process" if kind == "transformer" else f"{kind} trains in one process"
-        raise RecipeError(f"{what}, and {world_size()} were started: leave out --processes")
-    if kind != "transformer":
-        of_transformers: dict[str, Any] = {"preset": preset, "recipe": recipe, "from": from_model, "opens_in": opens_in}
-        of_transformers |= {"mix": mix, "explain": explain}
-        if not_here := [name for name, value in of_transformers.items() if value]:
-            raise RecipeError(f"{not_here[0]} applies to a transformer, not to predictor = {kind}: leave it out")
-        if kind != IMAGES:
-            predictor_kind = cast(PredictorKind, kind)
-            return train_predictor(
-                *inputs, kind=predictor_kind, out=out, fields=changes, resume=resume, show=show, trust=trust, **length
-            )
-        if trust:
-            raise RecipeError("trust is about tokenizers, and an image classifier has none: leave it out")
-        if "text.held_out_files" in changes:
-            raise RecipeError("an image classifier holds out a share of its images, no files: give --held-out 0.1")
-        return train_images(*inputs, out=out, fields=changes, resume=resume, show=show, **length)
-
-    changes |= {} if mix is None else {"train.mix": mix}
+    if world_size() > 1 and "-" in map(str, inputs):
+        raise RecipeError(
+            f"standard input is read by one process, and {world_size()} were started: leave out --processes"
+        )
     if not isinstance(recipe, Recipe | str | Path | None):
         raise RecipeError(f"recipe is a {type(recipe).__name__}: expected a Recipe, or the path of a TOML or JSON file")
     start = Path(recipe) if isinstance(recipe, str | Path) else recipe
     if preset and isinstance(start, Recipe):
         raise RecipeError(f"the recipe has an architecture of its own: leave out the preset {preset}")
     reporter = make_reporter() if show else QuietReporter()
-    with joined_processes() as processes:
+    paths = tuple(map(str, inputs))
+    with checking_text(check_text), joined_processes() as processes:
         if not processes.is_first:
-            return follow_transformer(tuple(map(str, inputs)), processes, trust)
+            return follow_transformer(paths, processes, trust)
         if resume:
+            if from_model is not None:
+                raise RecipeError(f"{out} has weights of its own: leave out from_model when you resume it")
             if explain:
-                raise RecipeError(
-                    "explain describes how the sizes of a new run are chosen: leave it out when you resume one"
-                )
-            paths = tuple(map(str, inputs))
-            run = resume_transformer(paths, out, preset, start, changes, length, reporter, processes, opens_in, trust)
+                raise RecipeError("explain describes how the sizes of a new run are chosen: leave it out")
+            run = resume_transformer(paths, out, preset, start, changes, length, reporter, processes, trust)
         else:
-            run_recipe, base = new_recipe(inputs, preset, start, changes, from_model, revision, opens_in, trust)
+            run_recipe, base = new_recipe(inputs, preset, start, changes, from_model, revision, trust)
             run_recipe = with_length(run_recipe, length)
             is_open = preset is None and from_model is None and start is None
             sizes = sizing_of(run_recipe, changes, open_=is_open, explain=explain)
@@ -237,7 +151,16 @@ def train(
         return with_adapter(finalize(run, reporter), reporter, trust)
 
 
-def with_adapter(run: Run[Recipe], reporter: PlainReporter, trust: bool = False) -> Run[Recipe]:
+def add_mix(changes: dict[str, Any], mix: str | None) -> dict[str, Any]:
+    """The fields, with train.mix. Raises RecipeError where both give one."""
+    if mix is None:
+        return changes
+    if others := [value for name, value in changes.items() if full_name(name) == "train.mix" and value != mix]:
+        raise RecipeError(f"train.mix is given twice, as {mix} and as {others[0]}: give it once")
+    return {name: value for name, value in changes.items() if full_name(name) != "train.mix"} | {"train.mix": mix}
+
+
+def with_adapter(run: Run[Recipe], reporter: PlainReporter, trust: Trust = False) -> Run[Recipe]:
     """The run itself, its best adapters written beside its checkpoints where they alone make up what was trained.
 
     Where peft could not read them, a note says why; the run is complete without them.
@@ -252,7 +175,7 @@ def with_adapter(run: Run[Recipe], reporter: PlainReporter, trust: bool = False)
 
 def trainable_class(recipe: Recipe) -> type[TransformerTrainable]:
     """What the pipeline trains by this recipe: the network, or the network and an n-gram that it is mixed with."""
-    return MixedTransformerTrainable if recipe.train.mix == "auto" else TransformerTrainable
+    return MixedTransformer if recipe.train.mix == "auto" else TransformerTrainable
 
 
 def joined_processes() -> AbstractContextManager[Processes]:
@@ -264,7 +187,7 @@ def joined_processes() -> AbstractContextManager[Processes]:
     return joined()
 
 
-def follow_transformer(inputs: tuple[str, ...], processes: Processes, trust: bool = False) -> Run[Recipe]:
+def follow_transformer(inputs: tuple[str, ...], processes: Processes, trust: Trust = False) -> Run[Recipe]:
     """Train together with the first process, in the run that it has started or resumed; `inputs` where they moved."""
     run_dir, step = processes.announced()
     recipe = read_recipe(run_dir)
@@ -277,22 +200,6 @@ def follow_transformer(inputs: tuple[str, ...], processes: Processes, trust: boo
     return follow_run(trainable, run_dir, step)
 
 
-def kind_of_run(predictor: str | None, from_model: str | Path | None, resumed: Path | None) -> str:
-    """The kind of model that a new run trains, or the run in the folder `resumed`.
-
-    Raises RecipeError for a kind that does not exist, and for a resumed run that is of another kind or already has
-    weights to start from.
-    """
-    if predictor is not None and predictor not in LOADERS:
-        raise RecipeError(f"predictor = {predictor!r}: expected one of {', '.join(LOADERS)}")
-    if resumed is None:
-        return predictor or "transformer"
-    kind = kind_of(resumed)
-    if predictor not in (None, kind) or from_model is not None:
-        raise RecipeError(f"{resumed} is a {kind} with weights of its own: resume it without --predictor and --from")
-    return kind
-
-
 def new_recipe(
     inputs: tuple[str | Path, ...],
     preset: str | None,
@@ -300,12 +207,12 @@ def new_recipe(
     changes: dict[str, Any],
     from_model: str | Path | None,
     revision: str | None,
-    opens_in: Target | None,
-    trust: bool = False,
+    trust: Trust = False,
 ) -> tuple[Recipe, dict[str, Any]]:
     """The recipe of a new run of a transformer; and, of `from_model`, the tokenizer and weights that it starts with."""
     if isinstance(start, Recipe):
-        inputs, opens_in = inputs or start.inputs, opens_in or cast(Target | None, start.opens_in or None)
+        start = start.with_inputs(tuple(map(str, inputs)) or start.located(start.inputs))
+        inputs = start.inputs
     if not inputs or not all(map(str, inputs)):
         raise RecipeError("no text was named, or one by an empty path: give at least one file or folder")
     paths = tuple(str(Path(path)) for path in inputs)
@@ -314,20 +221,9 @@ def new_recipe(
         recipe, base = start_from(from_model, revision, paths, preset, changes, start, trust)
     else:
         recipe = make_recipe(paths, preset, changes, start)
-        if opens_in is not None:
-            recipe = make_recipe(paths, preset, changes, start, PRESET_FOR.get(recipe.train.objective, "small"))
         if recipe.adapt.rank:
             raise RecipeError("adapters change a model that exists: name it with --from, or leave out --lora")
-    return (recipe if opens_in is None else made_for(opens_in, recipe)), base
-
-
-def made_for(target: Target, recipe: Recipe) -> Recipe:
-    """The recipe, with its target noted; RecipeError where the target cannot open what it describes."""
-    try:
-        check_target(target, recipe.model, recipe.text.tokenizer, recipe.text.pattern)
-    except FamilyError as error:
-        raise RecipeError(f"--for {target}: {error}") from None
-    return replace(recipe, opens_in=target)
+    return recipe, base
 
 
 def start_from(
@@ -337,7 +233,7 @@ def start_from(
     preset: str | None,
     changes: dict[str, Any],
     start: Recipe | Path | None,
-    trust: bool = False,
+    trust: Trust = False,
 ) -> tuple[Recipe, dict[str, Any]]:
     """The recipe of a run that starts from a model, and the tokenizer and weights that it starts with."""
     if preset:
@@ -365,20 +261,16 @@ def resume_transformer(
     length: dict[str, Any],
     reporter: PlainReporter,
     processes: Processes,
-    opens_in: Target | None = None,
-    trust: bool = False,
+    trust: Trust = False,
 ) -> Run[Recipe]:
     """Resume the run in `out`; every option must be the run's, but the layout of the processes, the tracker and those
-    of `pipeline.RESUMABLE`.
+    of `recipe_changes.RESUMABLE`.
     """
     if out is None:
         raise RecipeError(NO_FOLDER)
+    check_function(Path(out), "train")
     recipe = read_recipe(Path(out))
-    if opens_in not in (None, recipe.opens_in):
-        raise RecipeError(
-            f"{out} cannot be resumed with --for {opens_in}: it was trained for {recipe.opens_in or 'no target'}; "
-            "leave it out, or start a new run"
-        )
+    check_given_once(changes, full_name)
     changes = {full_name(name): value for name, value in changes.items()}
     moved = changes.get("text.held_out_files", ()) if recipe.text.held_out_files else ()
     moved = parse_value("text.held_out_files", moved, tuple[str, ...])
@@ -390,7 +282,10 @@ def resume_transformer(
         field = changes.pop("text.field", "")
     # the layout of the processes changes nothing that is computed: it is asked for, kept, or chosen anew
     asked = overlay(replace(recipe, parallel=ParallelOptions()), preset, changes, start, processes.n)
-    if changed := differences(recipe, asked):
+    changed = [
+        f"{name}: the tokenizer is that of the base model" for name in OF_TOKENIZER if recipe.base and name in changes
+    ]
+    if changed := changed or differences(recipe, asked):
         raise RecipeError(
             f"{out} cannot be resumed with other options ({'; '.join(changed[:3])}): leave them out, or start a new "
             f"run from its weights with --from {out}"
@@ -400,16 +295,17 @@ def resume_transformer(
     weights = base_weights(recipe, trust) if needs_base else None
     if recipe.adapt.rank:
         keep_base(recipe.base)
-    text = replace(recipe.text, held_out_files=moved or recipe.text.held_out_files, field=field)
+    moved_recipe = recipe.with_inputs(inputs, moved)
     keeps_layout = asked.parallel == ParallelOptions() and math.prod(recipe.parallel.sizes.values()) == processes.n
     layout = recipe.parallel if keeps_layout else asked.parallel
-    moved_recipe = replace(recipe, inputs=inputs or recipe.inputs, text=text, parallel=layout)
+    moved_recipe = replace(moved_recipe, text=replace(moved_recipe.text, field=field), parallel=layout)
     moved_recipe = with_train(moved_recipe, track=asked.train.track)
     words = {n: "auto" if changes.get(f"train.{n}") == "auto" else getattr(asked.train, n) for n in OF_MACHINE}
     words |= {n: value for n in OF_RECORD if (value := getattr(asked.train, n)) != getattr(recipe.train, n)}
     # one that is asked for again is not chosen, though it is equal to what the run chose
     words |= {n: changes[f"train.{n}"] for n in OF_RECORD if f"train.{n}" in changes}
     moved_recipe = resumed_with(moved_recipe, words, reporter)
+    reporter.start(lines_on_resuming(Path(out), resolve_device(moved_recipe.train.device)))
     trainable = trainable_class(recipe)(
         moved_recipe, sampler_for(recipe.train.objective), weights=weights, processes=processes, trust=trust
     )

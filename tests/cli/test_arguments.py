@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import pellucid
 from pellucid.cli.commands import GeneratingModelOptions, SamplingOptions, WritingModelOptions, score_command
-from pellucid.cli.loading import loaded_from
 from pellucid.cli.options import CheckpointOptions, OptionError, check_arguments
 from pellucid.conversion import convert
 from pellucid.destination import DestinationError, check_destination, written_aside
@@ -22,12 +21,13 @@ from pellucid.generate.errors import GenerationError
 from pellucid.generate.pack_weights import Weights
 from pellucid.generate.sampling import Sampling
 from pellucid.hub.families import FamilyError
-from pellucid.hub.files import FolderError
+from pellucid.model_names import FolderError
 from pellucid.text.tokenizers.tokenizer import TokenizerError
 
 #: what is wrong, and words of the one line that says so; `run` is a folder, `text` a file, `new` is not there
 WRONG = {
     "generate run --top-k -3": "--top-k -3: expected a whole number of tokens to keep, or 0 to keep all",
+    "train text --field a --out new --field b": "--field is given 2 times: give it once",
     "generate run --top-p 2": "--top-p 2.0: expected a share from 0 to 1",
     "generate run --min-p nan": "--min-p nan: expected a share",
     "generate run --temperature -1": "--temperature -1.0: expected a number from 0 on",
@@ -38,13 +38,9 @@ WRONG = {
     "generate run --beams 2 --temperature 1": "--beams 2 does not sample: leave out --temperature",
     "generate run --beams 2 --top-k 3": "leave out --top-k",
     "generate run --beams 2 --n 3": "--n 3 with --beams 2: ask for at most 2",
-    "generate run --beams 2 --speculate 2": "leave one out",
-    "generate run --beams 2 --cuda-graphs": "beams read other rows in each step: leave one out",
     "generate run --compile yes --n 2": "--compile yes reads one more token of a single text: leave out --n",
     "generate run --compile yes --beams 2": "leave out --beams",
-    "generate run --compile yes --speculate 2": "leave out --speculate",
     "generate run --compile yes --source x": "leave out --source",
-    "generate run --speculate -1": "--speculate -1: expected",
     "generate run --checkpoint bset": "--checkpoint bset: expected best, last, or the number of a step",
     "generate run --device gpu": "--device gpu: expected auto, cpu, cuda, mps",
     "generate run --mix-weight 0.5": "--mix-weight 0.5 needs --mix",
@@ -57,8 +53,22 @@ WRONG = {
     "score runs/new text": "nothing is there",
     "fill run to-be": "to-be: expected a text with [MASK] in it",
     "fill run [MASK] --top 0": "--top 0: expected",
-    "generate run --checkpoint 12": "--checkpoint 12 applies to a run, but run is not a run: leave it out",
-    "score gpt2 text --checkpoint last": "--checkpoint last applies to a run, but gpt2 is not a run",
+    "generate run --checkpoint 12": "checkpoint 12 applies to a run, but run is not a run: leave it out",
+    "generate run --checkpoint best": "checkpoint best applies to a run, but run is not a run",
+    "generate run --temperature 0 --top-k 5": "--temperature 0 always takes the likeliest token: leave out --top-k",
+    "generate run --temperature 0.0 --top_p=1": "takes the likeliest token: leave out --top-p",
+    "generate run --min-p 0 --temperature 0": "takes the likeliest token: leave out --min-p",
+    "generate run --temperature 0 --seed 3": "takes the likeliest token: leave out --seed",
+    "generate run --source x --seed 3": "unless --temperature is given: leave out --seed",
+    "generate run --beams 2 --top-k 0": "--beams 2 does not sample: leave out --top-k",
+    "generate run --seed 1 --seed 1": "--seed is given 2 times: give it once",
+    "generate run --max-tokens 1 --max_tokens=2": "--max-tokens is given 2 times: give it once",
+    "chat run --temperature 0 --top-k 5": "takes the likeliest token: leave out --top-k",
+    "chat run --temperature 0 --seed 5": "takes the likeliest token: leave out --seed",
+    "inspect run prompt -o a.html --out b.html": "--out is given 2 times: give it once",
+    "verify run --tensors --json": "--json prints every tensor: leave out --tensors",
+    "look --device auto": "the model that is shown without a MODEL is always the same: leave out --device",
+    "score gpt2 text --checkpoint last": "checkpoint last applies to a run, but gpt2 is not a run",
     "fill run [MASK] --checkpoint last": "applies to a run",
     "verify run --checkpoint last": "applies to a run",
     "inspect run prompt --checkpoint last": "applies to a run",
@@ -101,6 +111,22 @@ WRONG = {
     "train text --from run --preset gpt2": "leave out --preset gpt2",
     "train text --from run --lora 0": "--lora 0: expected",
     "train text --set text.held_out_files=new": "new: there is no such file or folder",
+    "train text --seed 5 --set train.seed=6": "train.seed is given twice: give it once",
+    "train text --seed 5 --set seed=6": "train.seed is given twice, as seed and as train.seed: give it once",
+    "train text --set n_layers=2 --set model.n_layers=3": "model.n_layers is given twice",
+    "train text --set n_layers=2 --set n_layers=2": "n_layers is given twice: give it once",
+    "train text --lora 2 --set rank=4 --from run": "adapt.rank is given twice",
+    "train text --device cpu --set device=cpu": "train.device is given twice",
+    "train text --set steps=3 --set train.steps=4": "the length is given twice",
+    "train text --field a --field b": "--field is given 2 times: give it once",
+    "train text --trust all": "--trust applies to --from, --resume, --recipe and --tokenizer PATH, and none is given",
+    "train text --oversubscribe": "--oversubscribe needs --processes of 2 or more: leave out --oversubscribe",
+    "train text --oversubscribe --processes 1": "--oversubscribe needs --processes of 2 or more",
+    "train text --set mask_share=0.15": "train.mask_share = 0.15 goes with train.objective = masked",
+    "train text --tokenizer char --set text.pattern=gpt2": "text.pattern = gpt2 goes with text.tokenizer = bpe",
+    "train text --set adapt.modules=all": "adapt.modules = all goes with low-rank adapters",
+    "train text --set sample_every=-1 --set sample_prompt=x": "train.sample_every = -1 writes none",
+    "train text --predictor ngram --set order=2 --set order=3": "order is given twice: give it once",
     "train --resume": "name its folder with --out",
     "train --resume --out new": "does not exist",
     "train --resume --out run": "has no recipe.json",
@@ -110,6 +136,8 @@ WRONG = {
     "tokenizer train text --out new --kind char --vocabulary 9": "--vocabulary 9 applies to --kind bpe or word",
     "tokenizer train text --out new --kind word --pattern gpt4": "--pattern gpt4 applies to --kind bpe, not word",
     "tokenizer train text --out new --kind byte --sample 0.5": "--sample 0.5 applies to --kind bpe or word, not byte",
+    "tokenizer train text --out new --kind char --pattern gpt2": "--pattern gpt2 applies to --kind bpe, not char",
+    "tokenizer show text --field x": "no text was named, and nothing is read: leave out --field",
     "tokenizer encode new": "new: expected a file",
     "tokenizer decode run -- -4": "-4: expected a number from 0 on",
     "tokenizer show run --rows -1": "--rows -1: expected",
@@ -199,14 +227,6 @@ def test_values_that_are_right_are_taken(tmp_path):
     check_arguments(score_command, {"model": "openai-community/gpt2", "file": "-"})
 
 
-def test_trust_is_for_what_has_a_tokenizer(tmp_path):
-    (tmp_path / "recipe.json").write_text('{"kind": "image-classifier"}')
-    with pytest.raises(OptionError, match=r"--trust is about tokenizers, and .* classifies images: leave it out"):
-        loaded_from(str(tmp_path), CheckpointOptions(trust=True))
-    with pytest.raises(ValueError, match="trust is about tokenizers, and an image classifier has none"):
-        pellucid.train(tmp_path, predictor="image-classifier", trust=True)
-
-
 # Destinations -----------------------------------------------------------------------------------
 
 
@@ -267,21 +287,18 @@ def test_python_checks_the_destination_first(tmp_path, monkeypatch):
     monkeypatch.setattr("pellucid.training.trainable.read_input", fail)
     monkeypatch.setattr("pellucid.conversion.read_model", fail)
     monkeypatch.setattr("pellucid.text.tokenizers.from_files.read_corpus", fail)
-    monkeypatch.setattr("pellucid.vision.run.read_images", fail)
     monkeypatch.setattr("pellucid.predictors.trainable.read_text", fail)
     with pytest.raises(DestinationError):
         pellucid.train(file, out=file / "run", steps=1)
     with pytest.raises(DestinationError):
-        pellucid.train(file, out=file / "run", predictor="ngram")
-    with pytest.raises(DestinationError):
-        pellucid.train(file, out=file / "run", predictor="image-classifier")
+        pellucid.train_predictor(file, out=file / "run", kind="ngram")
     with pytest.raises(DestinationError):
         convert(tmp_path, file / "out")
     with pytest.raises(FamilyError, match=r"no family 'lama': did you mean 'llama'\?"):
         convert(tmp_path, tmp_path / "out", family="lama")
-    with pytest.raises(FolderError, match="applies to to = huggingface, not gguf"):
+    with pytest.raises(FolderError, match="the family llama needs the layout huggingface, and gguf is written"):
         convert(tmp_path, tmp_path / "out.gguf", family="llama")
-    with pytest.raises(FolderError, match="applies to to = gguf"):
+    with pytest.raises(FolderError, match="the number format q8_0 is for GGUF alone"):
         convert(tmp_path, tmp_path / "out", weights="q8_0")
     with pytest.raises(DestinationError):
         pellucid.train_tokenizer(file, out=file)

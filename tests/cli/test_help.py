@@ -20,7 +20,6 @@ from pellucid.cli.completion import completion
 from pellucid.cli.fields import fitted, meanings, sections
 from pellucid.predictors.recipe import KINDS, predictor_fields
 from pellucid.training.recipe import PARTS, TextOptions, recipe_fields
-from pellucid.vision.recipe import image_fields
 
 SOURCE = Path(pellucid.__file__).parent
 ROOT = SOURCE.parent.parent
@@ -111,13 +110,11 @@ def test_what_was_meant_is_named(words, near, capsys, tmp_path, monkeypatch):
 # Fields -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["transformer", *KINDS, "image-classifier"])
+@pytest.mark.parametrize("kind", ["transformer", *KINDS])
 def test_every_field_is_explained(kind, capsys, monkeypatch):
     """All names that --set takes, and no others; each with its meaning, the values it takes and its default."""
     monkeypatch.setenv("COLUMNS", "80")
-    of_images = [f"{part}.{name}".removeprefix(".") for part, names in image_fields().items() for name in names]
-    known = {"transformer": recipe_fields, "image-classifier": lambda: of_images}
-    expected = known[kind]() if kind in known else predictor_fields(kind)
+    expected = recipe_fields() if kind == "transformer" else predictor_fields(kind)
     found = [field for section in sections(kind) for field in section.fields]
     # model.dropout sets four rates at once; each of them is listed
     assert sorted(f.name for f in found) == sorted(name for name in expected if name != "model.dropout")
@@ -166,7 +163,7 @@ def test_rows_of_a_table_stay_rows():
 def test_choices_show_their_defaults(capsys):
     assert cli.main(["train", "--help-fields"]) == 0
     out = capsys.readouterr().out
-    assert "  train.schedule = cosine   (cosine | linear | wsd | constant)" in out
+    assert "  train.schedule = wsd   (wsd | cosine | linear | constant)" in out
     assert f"  text.held_out = {PARTS['text']().held_out}   (number)" in out
 
 
@@ -266,7 +263,7 @@ OTHER_PROGRAMS = ("lm_eval ", "vllm ", "torchrun ", "srun ", "#SBATCH ")
 
 
 def test_pages_name_options_that_exist(known):
-    pages = [ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.md") if page.name != "log.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     unknown = [
         f"{page.name}: {option}"
         for page in pages

@@ -37,7 +37,7 @@ def endless(seconds=0.05):
 
 
 def planning(patch, mouth, run):
-    patch.setattr(speed, "in_turn", lambda *given, **named: slowed(lambda: time.sleep(1000), mouth)())
+    patch.setattr(speed, "step_seconds", lambda *given, **named: slowed(lambda: time.sleep(1000), mouth)())
     return ["plan", str(run)]
 
 

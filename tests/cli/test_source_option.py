@@ -20,10 +20,10 @@ def trained(tmp_path_factory):
 
 
 def test_the_target_of_a_source_is_written(trained, capsys):
-    options = ["--max-tokens", "6", "--seed", "1"]
+    options = ["--max-tokens", "6"]
     assert cli.main(["generate", str(trained), "--source", "word 3", *options]) == 0
     written = capsys.readouterr().out
-    assert written == load(trained).generate(source="word 3", max_tokens=6, seed=1).text + "\n"
+    assert written == load(trained).generate(source="word 3", max_tokens=6).text + "\n"
     assert cli.main(["generate", str(trained), "--source", "word 3", "--beams", "3", "--max-tokens", "6"]) == 0
     found = capsys.readouterr()
     assert found.out == load(trained).generate(source="word 3", max_tokens=6, beams=3).text + "\n"

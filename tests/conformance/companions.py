@@ -8,7 +8,6 @@ BASE = Architecture(n_vocab=11, n_ctx=6, d_model=8, n_layers=2).with_fields(
 #: by field, what its values need beside them
 COMPANIONS = {
     "positions.layout": {"positions.kind": "rotary", "attention.d_head": 8},
-    "positions.rounding": {"positions.kind": "rotary", "attention.d_head": 8, "positions.fraction": 0.7},
     "positions.slopes": {"positions.kind": "alibi", "attention.n_heads": 3, "n_kv_heads": 0, "attention.d_head": 4},
     # longrope and dynamic change what is computed in contexts longer than n_trained
     "positions.scaling": {
@@ -20,18 +19,7 @@ COMPANIONS = {
     },
     "attention.scale": {"attention.d_head": 3, "attention.scale_value": 0.7},
     "mlp.form": {"mlp.activation": "silu"},
-    # the planes of 8, 2 and 0.5 turns lie between whole ones
-    "positions.yarn_bounds": {
-        "positions.kind": "rotary",
-        "positions.scaling": "yarn",
-        "positions.base": 100.0,
-        "positions.n_trained": 30,
-        "attention.d_head": 8,
-        "n_ctx": 40,
-    },
-    "mlp.up": {"mlp.form": "gated", "mlp.gate_limit": 0.5},
     "mlp.router_softmax": {"mlp.experts": 3},
-    "mlp.router_bias": {"mlp.experts": 3},
     "mlp.shared_gate": {"mlp.experts": 3, "mlp.shared_d_ff": 4},
     "embed_norm": {"block": "post"},
     "embed_projection": {"d_embed": 6},

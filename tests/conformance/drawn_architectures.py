@@ -25,7 +25,6 @@ SIZES: dict[str, Any] = {
     "mlp.experts": st.sampled_from([0, 0, 3]),
     "mlp.experts_per_token": st.integers(1, 3),
     "mlp.shared_d_ff": st.sampled_from([0, 4]),
-    "mlp.gate_limit": st.sampled_from([0.0, 0.5]),
     "attention.scale_value": st.sampled_from([0.3, 1.5]),
     "embed_scale_value": st.sampled_from([0.5, 3.0]),
     "logit_scale_value": st.sampled_from([0.25, 2.0]),
@@ -65,20 +64,20 @@ def architectures(draw, encoder: bool | None = None, **fixed: Any) -> Architectu
     fields = {name: draw(strategy) for name, strategy in choices.items()}
     if fields["attention.n_heads"] % (fields["attention.n_kv_heads"] or 1):
         fields["attention.n_kv_heads"] = 1
-    rounded_up = fields["positions.rounding"] == "up"
-    n_rotated = int(fields["attention.d_head"] * fields["positions.fraction"])
-    if fields["positions.scaling"] == "dynamic" and n_rotated - (not rounded_up) * n_rotated % 2 <= 2:
+    n_planes = int(fields["attention.d_head"] * fields["positions.fraction"]) // 2
+    if fields["positions.scaling"] == "dynamic" and n_planes < 2:
         fields["positions.scaling"] = "none"  # one plane has no last one, whose w_k would be divided
     if fields["positions.scaling"] == "longrope":
         for name, first in (("short_factors", 1.0), ("long_factors", 3.0)):
-            factors = tuple(first + k for k in range((n_rotated + rounded_up) // 2))
+            factors = tuple(first + k for k in range(n_planes))
             fields[f"positions.{name}"] = draw(st.sampled_from([(), factors]))
+        if fields["n_ctx"] > fields["positions.n_trained"]:
+            # texts on both sides of the border: tests/parity/test_scaled_positions.py, tests/test_verify.py
+            fields["positions.short_factors"] = fields["positions.long_factors"]
     if not fields["d_embed"] or (fields["positions.kind"] == "sinusoidal" and fields["d_embed"] % 2):
         fields["embed_projection"] = "tokens"
     if fields["mlp.form"] == "gated":
         fields["mlp.n_hidden"] = 1
-    else:
-        fields["mlp.gate_limit"] = 0.0
     if fields["mlp.n_hidden"] != 1:
         fields["mlp.experts"] = 0
     if not fields["mlp.experts"]:

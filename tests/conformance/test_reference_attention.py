@@ -18,7 +18,6 @@ from pellucid.reference.functions import (
     keep_mask,
     log_softmax,
     logsumexp,
-    sink_softmax,
     softmax,
     softmax_matrix,
 )
@@ -376,31 +375,6 @@ def test_the_key_bias_does_nothing_and_the_value_bias_moves_out(rng, same):
     q, k = X @ W_Q[0].T, X @ W_K[0].T
     moved = softmax_matrix(q @ (k + b_K[0]).T, where=causal_mask(N))
     assert np.abs(moved - softmax_matrix(q @ k.T, where=causal_mask(N))).max() > 1e-3
-
-
-def test_a_sink_is_one_more_key_whose_value_is_zero(rng, same):
-    """The share of the key is dropped with its value; a row that may read nothing is 0; large sinks do not overflow."""
-    scores, sinks, v = rng.normal(size=(2, H, N, N)), rng.normal(size=H), rng.normal(size=(2, H, N, D))
-    scores = np.where(causal_mask(N), scores, -np.inf)
-    pattern = sink_softmax(scores, sinks)
-    for h in range(H):
-        exp = np.exp(scores[:, h])
-        same(pattern[:, h], exp / (np.exp(sinks[h]) + exp.sum(-1, keepdims=True)))
-    column = np.broadcast_to(sinks[:, None, None], (2, H, N, 1))
-    more = np.concatenate([scores, column], -1)
-    same(pattern @ v, softmax(more) @ np.concatenate([v, np.zeros((2, H, 1, D))], 2))
-    assert not sink_softmax(np.full((1, N), -np.inf), sinks[:1]).any()
-    same(sink_softmax(scores, np.full(H, -1e4)), softmax(scores))
-    assert np.array_equal(sink_softmax(scores, np.full(H, 1e4)), np.zeros(scores.shape))
-
-
-def test_with_a_sink_the_key_bias_does_something(rng):
-    """Without one it does nothing (S1-1.1.2-n): what all keys share is compared with the sink."""
-    X, W_Q, W_K, _, _ = draw(rng)
-    q, k, b_K = X @ W_Q[0].T, X @ W_K[0].T, rng.normal(size=D)
-    mask = causal_mask(N)
-    plain, moved = (np.where(mask, q @ keys.T, -np.inf) for keys in (k, k + b_K))
-    assert np.abs(sink_softmax(moved, np.zeros(1)) - sink_softmax(plain, np.zeros(1))).max() > 1e-2
 
 
 @pytest.mark.item("S3-11-d")

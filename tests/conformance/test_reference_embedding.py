@@ -12,7 +12,6 @@ from pellucid.parameter_counts import count_parameters
 from pellucid.reference import embedding as E
 from pellucid.reference.functions import softmax
 from pellucid.reference.generation import ReferenceCache, transformer_step
-from pellucid.reference.layers import rotary_frequencies
 from pellucid.reference.learning import loss_and_gradient, next_token_loss
 from pellucid.reference.masks import causal_mask
 from pellucid.reference.tap import TensorRecorder
@@ -286,9 +285,6 @@ def test_yarn_by_hand():
     # as many turns in both bounds but for a little: whole planes around them, here 1 and 2
     found = E.yarn_frequencies(6, 10.0, 5.0, low=0.9 * scale, high=1.1 * scale, n_trained=n)
     np.testing.assert_allclose(found / w, [1, 1, 1 / 5], rtol=1e-12)
-    # from place to place: plane 0 turns 4 times, and 3 log10(4) = 1.81 between planes 1 and 2 would turn once
-    found = E.yarn_frequencies(6, 10.0, 5.0, low=scale, high=4 * scale, n_trained=n, bounds="exact")
-    np.testing.assert_allclose(found / w, [1, 1 - 4 / 5 / (3 * np.log10(4)), 1 / 5], rtol=1e-4)
     # no lower bound: the line ends with plane n - 1 = 5, which no head has
     found = E.yarn_frequencies(6, 10.0, 5.0, low=0.0, high=4 * scale, n_trained=n)
     np.testing.assert_allclose(found / w, 1 - np.arange(3) / 5 * 4 / 5, rtol=1e-12)
@@ -342,8 +338,8 @@ def test_factors_of_rotated_coordinates_by_hand():
 def test_dynamic_base_by_hand():
     """The first plane stays, the last is divided by s: 1 in the trained context, factor + 1 in twice that."""
     for length, s in ((100, 1.0), (99, 1.0), (200, 4.0), (300, 7.0)):
-        w = E.frequencies(4, E.dynamic_base(50.0, 3.0, length, 100, 8), 8)
-        unscaled = E.frequencies(4, 50.0, 8)
+        w = E.frequencies(4, E.dynamic_base(50.0, 3.0, length, 100, 8))
+        unscaled = E.frequencies(4, 50.0)
         assert w[0] == 1
         np.testing.assert_allclose(w[-1], unscaled[-1] / s, rtol=1e-12)
 
@@ -366,25 +362,6 @@ def test_interleaved_slopes_by_hand():
         assert np.array_equal(E.alibi_slopes(n, "interleaved"), E.alibi_slopes(n))
     with pytest.raises(ValueError, match="expected geometric or interleaved"):
         E.alibi_slopes(3, "linear")
-
-
-@pytest.mark.item("S0-1.2-h")
-def test_an_odd_rotary_width_by_hand():
-    """GPT-NeoX with 5 of 8 coordinates: three planes, (0, 3), (1, 4) and (2, 5), turned by i 100^(-2k/5)."""
-    w = E.frequencies(3, 100.0, 5)
-    assert w == pytest.approx([1, 100 ** (-2 / 5), 100 ** (-4 / 5)], rel=1e-15)
-    x = np.arange(1.0, 9.0)
-    turned = E.rotate(x[None], np.array([2]), 6, w=w)[0]
-    for k in range(3):
-        c, s = np.cos(2 * w[k]), np.sin(2 * w[k])
-        assert turned[[k, k + 3]] == pytest.approx([x[k] * c - x[k + 3] * s, x[k] * s + x[k + 3] * c], rel=1e-15)
-    assert turned[6:].tolist() == [7, 8]
-    a = Architecture(n_vocab=3, n_ctx=4, d_model=16, n_layers=1).with_fields(
-        {"n_heads": 2, "positions.kind": "rotary", "fraction": 0.7, "rounding": "up", "base": 100.0}
-    )
-    assert (a.d_rotary, a.rotary_divisor) == (6, 5)
-    assert np.array_equal(rotary_frequencies(a, 0), w)
-    assert (a.with_fields({"rounding": "down"}).d_rotary, a.with_fields({"rounding": "down"}).rotary_divisor) == (4, 4)
 
 
 @pytest.mark.item("S0-1.2-h")

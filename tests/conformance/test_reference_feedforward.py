@@ -6,15 +6,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pellucid.architecture import Architecture
-from pellucid.option_values import ArchitectureError
 from pellucid.parameter_counts import count_parameters
 from pellucid.reference import feedforward as F
 from pellucid.reference.attention import attention_head_at, multi_head_concat
 from pellucid.reference.functions import ACTIVATION, relu, tanh
 from pellucid.reference.images import embed_patches, patchify, unpatchify, vision_parameters
-from pellucid.reference.layers import gated
 from pellucid.reference.layers import mlp as mlp_of_block
 from pellucid.reference.tap import OFF
 
@@ -203,24 +203,6 @@ def test_activations_equal_torchs(same):
     assert ACTIVATION["gelu"](0.0) == 0.0
 
 
-def test_a_limited_gate_by_hand():
-    """min(gate, c) and max(-c, min(up, c)), and 1 + up: three numbers, of which the limit c = 2 changes some."""
-    fields = {"mlp.form": "gated", "mlp.activation": "quick_gelu", "mlp.gate_limit": 2.0, "mlp.up": "1+u"}
-    a = Architecture(n_vocab=3, n_ctx=5, d_model=8, n_layers=1).with_fields(fields)
-    gate, up = np.array([1.0, 5.0, -9.0]), np.array([-3.0, 1.5, 7.0])
-    cut_gate, plus_one = np.array([1.0, 2.0, -9.0]), np.array([-1.0, 2.5, 3.0])
-    expected = cut_gate / (1 + np.exp(-1.702 * cut_gate)) * plus_one
-    np.testing.assert_allclose(gated(a, gate, up), expected, atol=1e-13)
-    without = a.with_fields({"mlp.gate_limit": 0.0, "mlp.up": "u"})
-    np.testing.assert_allclose(gated(without, gate, up), gate / (1 + np.exp(-1.702 * gate)) * up, atol=1e-13)
-
-
-def test_a_limit_without_a_gate_is_refused():
-    a = Architecture(n_vocab=3, n_ctx=5, d_model=8, n_layers=1)
-    with pytest.raises(ArchitectureError, match=r"mlp\.gate_limit = 2\.0: expected 0 where mlp.form = plain"):
-        a.with_fields({"mlp.gate_limit": 2.0})
-
-
 @pytest.mark.item("S4-mlp-b")
 def test_the_inner_width_is_four_times_the_outer_unless_said_otherwise():
     """E-56: S3 says about twice, S4 four times; it is free."""
@@ -285,3 +267,16 @@ def test_images_are_tokens_too(rng, same):
     assert (224 // 16) ** 2 + 1 == 197
     with pytest.raises(ValueError, match="whole number"):
         patchify(image, 5)
+
+
+@pytest.mark.item("S4-tok-c")
+@given(st.tuples(*(st.integers(1, 3) for _ in range(3))), st.integers(1, 3))
+def test_patches_put_together_are_the_image(sizes, patch):
+    """And the patch at (row, column) of the grid is that square of the image."""
+    c, rows, columns = sizes
+    image = np.random.default_rng(0).normal(size=(c, rows * patch, columns * patch))
+    patches = patchify(image, patch)
+    assert (unpatchify(patches, image.shape, patch) == image).all()
+    for k, found in enumerate(patches):
+        y, x = (patch * place for place in divmod(k, columns))
+        assert (found == image[:, y : y + patch, x : x + patch].ravel()).all()

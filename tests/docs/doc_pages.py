@@ -13,7 +13,10 @@ from unittest import mock
 from pellucid.cli import main
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXPERIMENTS = sorted((ROOT / "docs" / "experiments").glob("*.md"))
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES += [*sorted((ROOT / "docs").glob("*.md")), *EXPERIMENTS, *DECISIONS]
 
 #: what takes minutes on a page, and what is run in its place
 SHORTER = {
@@ -29,8 +32,7 @@ SHORTER = {
     r"max_tokens=\d+": "max_tokens=5",
     r"--max-tokens \d+": "--max-tokens 5",
     r"^(pellucid plan small.*)": r"\1 --no-measure --batch 1 --precision float32",
-    r"^(pellucid generate .*?)(?= +#|$)": r"\1 --max-tokens 5",
-    r"^(pellucid chat .*?)(?= +#|$)": r"\1 --max-tokens 5",
+    r"^(pellucid (?:generate|chat) (?:(?!--max-tokens).)*?)(?= +#|$)": r"\1 --max-tokens 5",
     r"^(pellucid train [^-\n]*--objective source-target.*)": r"\1 --set n_layers=1 --set d_model=48 --set n_ctx=32",
 }
 

@@ -1,17 +1,36 @@
-"""docs/commands.md has what --help prints, and docs/training.md every preset."""
+"""The site's page of commands has what --help prints, and docs/training.md every preset."""
 
+import os
 import re
+import subprocess
+import sys
 
-from doc_pages import page, script
+import pytest
+from doc_pages import ROOT, page, script
 
+from pellucid.cli import COMMANDS
+from pellucid.cli.tokenizer import TOKENIZER_COMMANDS
 from pellucid.presets import PRESETS
 
 
-def test_the_page_is_fresh():
-    builder = script("build_commands")
-    fresh = builder.page()
-    assert fresh.count("usage: pellucid ") == fresh.count("\n## ") == 18
-    assert builder.PAGE.read_text(encoding="utf-8") == fresh
+def test_the_site_s_page_has_the_help_of_every_command(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    source = [page("docs/commands.md")]
+    script("site_extension").append_help(None, "commands", source)
+    sections = dict(re.findall(r"^## (.*?)\n\n```\n(.*?)\n```$", source[0], re.DOTALL | re.MULTILINE))
+    tokenizer = [f"tokenizer {name}" for name in TOKENIZER_COMMANDS]
+    assert list(sections) == [*COMMANDS, *tokenizer]
+    assert len(sections) == 18
+    for name in ("plan", tokenizer[0]):  # in a process of its own, as a user would ask
+        command = [sys.executable, "-m", "pellucid", *name.split(), "--help"]
+        done = subprocess.run(command, env={**os.environ, "COLUMNS": "100"}, capture_output=True, text=True, check=True)
+        assert sections[name].split() == done.stdout.split()
+
+
+def test_other_pages_of_the_site_stay_as_they_are():
+    source = [page("docs/index.md")]
+    script("site_extension").append_help(None, "index", source)
+    assert source == [page("docs/index.md")]
 
 
 def test_the_table_of_presets_has_all_of_them_with_their_sizes():

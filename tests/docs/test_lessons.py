@@ -17,6 +17,13 @@ def test_the_page_links_to_every_lesson():
     assert tuple(re.findall(r'<a href="lessons/(\w+)\.html">\d\. ', page("docs/lessons.md"))) == LESSONS
 
 
+def test_an_option_is_no_folder(tmp_path: Path):
+    command = [sys.executable, str(ROOT / "docs" / "build_lessons.py")]
+    for words, code in ((["--help"], 0), ([], 2), (["--fast"], 2), (["there", "unknown"], 2)):
+        assert subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, timeout=120).returncode == code
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.xdist_group("the character model is trained once")

@@ -1,4 +1,4 @@
-"""The page on looking inside runs as it stands, and its table is the table of names."""
+"""The page on looking inside runs as it stands."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,6 @@ import pytest
 from drawing import make_network
 from pellucid.language_model import LanguageModel
 from pellucid.presets import preset
-from pellucid.tensor_names import TABLE
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "looking-inside.md").read_text(encoding="utf-8")
@@ -36,10 +35,3 @@ def test_every_block_of_python_runs(model):
     assert here["edits"].from_json(here["edits"].to_json(here["change"])) == here["change"]
     attribution = here["t"].attribute(here["one"], vs=here["other"], by="head")
     assert abs(attribution.total - attribution.logit) <= 1e-9
-
-
-def test_the_table_is_the_table_of_names():
-    """Every name, with its axes, equation and other spellings."""
-    shown = re.findall(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \| ([^|]*) \| (?:`([^`]+)`)? *\|$", PAGE, re.MULTILINE)
-    expected = [(r.name, r.axes, r.equation, r.symbol, r.transformer_lens) for r in TABLE]
-    assert [tuple(cell.strip().replace("&#124;", "|") for cell in row) for row in shown] == expected

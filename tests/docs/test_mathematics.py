@@ -4,6 +4,8 @@ import re
 
 from doc_pages import script
 
+from pellucid.tensor_names import TABLE
+
 BUILD = script("build_mathematics")
 
 
@@ -22,6 +24,15 @@ def test_every_item_is_shown_or_waits():
     shown = {item for test in BUILD.marked_tests() for item in test.items}
     assert [name for name, item in BUILD.items().items() if name not in shown and "waits" not in item] == []
     assert sum(numbers[0] for numbers in BUILD.totals().values()) == len(BUILD.items()) == 259
+
+
+def test_every_name_of_a_tensor_is_in_the_table_of_names():
+    """With its axes, its equation and its other spellings."""
+    section = BUILD.page().partition("## The names of tensors")[2].partition("\n## ")[0]
+    lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in section.splitlines() if line.startswith("| `")]
+    shown = [tuple(re.sub(r"\\(.)", r"\1", cell).strip(" `") for cell in line) for line in lines]
+    spelled = [(r.name, r.axes, r.equation, r.symbol, r.transformer_lens) for r in TABLE]
+    assert shown == [tuple(" ".join(cell.split()) for cell in row) for row in spelled]
 
 
 def test_links_lead_somewhere():

@@ -62,7 +62,7 @@ def test_a_recipe(name: str, desk_with_runs: Path, series: None, capfd: pytest.C
 def test_every_block_names_its_language():
     """A block without one is not executed: it is output, or `make`."""
     for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        if path.name in ("log.md", "mathematics.md"):
+        if path.name == "mathematics.md":
             continue
         plain = re.findall(r"^```\n(.*?)^```$", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
         assert not [block for block in plain if re.match(r"pellucid |import |from |>>>", block)], path

@@ -46,6 +46,7 @@ class TestSite:
         written = {path.stem for path in site.glob("*.html")}
         assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= written
         assert "api" in written
+        assert (site / "commands.html").read_text(encoding="utf-8").count("usage: pellucid ") == 18
 
     def test_nothing_is_fetched(self, site: Path, pages: dict[Path, str]):
         for path, text in pages.items():

@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+
+from pellucid.reference.images import embed_patches, patchify, vision_parameters
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HELPERS = {"svg", "character_model", "sparse"}
@@ -215,6 +218,49 @@ def test_space_probe(figures: Path):
     assert results["r2_W_U"] >= 0.6
     assert results["r2_shuffled"] <= 0.1
     drawn(figures, "space_probe")
+
+
+@pytest.mark.item("S4-tok-c")
+def test_patches_of_images_reach_the_class_as_tokens():
+    """Their embeddings are the definition's; all of them count, and without positions in any order."""
+    digits = example("digits")
+    a = digits.vision(16, 2, 2, 16)
+    model = digits.initialise_classifier(digits.ImageClassifier(a, 4, 10), 1).double()
+    image = torch.randn(1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).numpy()
+    patches = torch.from_numpy(patchify(image, 2))[None]
+    embed, class_token = model.embed, model.encoder.embed.token.weight[0]
+    with torch.no_grad():
+        W, b, token = (w.numpy() for w in (embed.weight, embed.bias, class_token))
+        by_definition = embed_patches(patches[0].numpy(), W, b, token)
+        assert np.abs(model.embeddings(patches)[0].numpy() - by_definition).max() < 1e-12
+        before = model(patches)
+        for k in range(16):
+            changed = patches.clone()
+            changed[:, k] += 1
+            assert (model(changed) - before).abs().max() > 1e-6
+        assert (model(patches.flip(1)) - before).abs().max() > 1e-6
+        model.encoder.embed.position.weight[:] = model.encoder.embed.position.weight[0].clone()
+        assert (model(patches.flip(1)) - model(patches)).abs().max() < 1e-10
+
+
+@pytest.mark.item("S4-tok-c", "X-PARAMS")
+def test_the_published_size_of_an_image_classifier():
+    """ViT-B/16: 224 x 224 pixels are 196 patches and a class token; 86,567,656 numbers."""
+    digits = example("digits")
+    a = digits.vision(768, 12, 12, (224 // 16) ** 2)
+    with torch.device("meta"):
+        model = digits.ImageClassifier(a, 3 * 16**2, 1000)
+    assert a.n_ctx == 197
+    assert sum(p.numel() for p in model.parameters()) == 86_567_656
+    assert vision_parameters(768, 12, 3072, 16, 3, 196, 1000) == 86_567_656
+
+
+@pytest.mark.slow
+@pytest.mark.item("S4-tok-c")
+def test_digits(figures: Path):
+    results = example("digits").main()
+    assert results["accuracy_learned"] >= 0.97
+    drawn(figures, "digits")
 
 
 @pytest.mark.slow

@@ -211,7 +211,6 @@ def test_what_is_on_disk_is_used_for_short_texts_too(monkeypatch):
     [
         ({"n": 2}, "2 are generated together"),
         ({"beams": 2}, "beams = 2"),
-        ({"speculate": 4}, "speculate = 4"),
         ({"cache": False}, "there is no cache"),
     ],
 )
@@ -252,6 +251,18 @@ def test_networks_that_cannot_be_compiled_are_named():
     with pytest.raises(GenerationError, match=r"compile = yes: .* mixture of experts"):
         step_for(make_network(experts, dtype=torch.float32), "yes", 10)
     assert "mixture of experts" in step_for(make_network(experts, dtype=torch.float32), "auto", 1000)[1]
+
+
+def test_a_network_of_another_type_is_refused_before_its_weights_are_read(monkeypatch):
+    monkeypatch.setattr(choose_step, "weights_state", lambda network: pytest.fail("all weights were read"))
+    assert "is in bfloat16" in choose_step.compiled_step(make_network(SMALL, dtype=torch.bfloat16))
+
+
+def test_a_step_is_not_used_once_its_network_has_hooks():
+    network = make_network(SMALL, dtype=torch.float32)
+    assert isinstance(choose_step.compiled_step(network), CompiledStep)
+    network.blocks[0].register_forward_hook(lambda *_: None)
+    assert "hooks" in choose_step.compiled_step(network)
 
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64], ids=str)

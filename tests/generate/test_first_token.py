@@ -44,7 +44,6 @@ NOT_NEEDED = {
     "pellucid.training.trainable",
     "pellucid.training_run",
     "pellucid.verify.examine",
-    "pellucid.vision",
 }
 FIELDS = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 16, "ngrams": (), "tokenizer": "byte", "batch": 2}
 FIELDS |= {"precision": "float32", "compile": "no", "attention": "fused", "device": "cpu", "evaluate_every": 1}

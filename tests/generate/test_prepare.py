@@ -14,6 +14,7 @@ from pellucid.architecture import Architecture
 from pellucid.generate import GenerationError, Sampling, generate_ids, row_products
 from pellucid.generate import pack_weights as prepare_module
 from pellucid.generate import packed_linear as products
+from pellucid.generate.choose_step import step_for
 from pellucid.generate.pack_weights import network_for, pack_network, packed_network
 from pellucid.generate.packed_linear import PRODUCTS, Int4, Int8
 from pellucid.generate.scoring import score
@@ -184,6 +185,40 @@ def test_weights_that_are_assigned_anew_are_packed_anew():
     x, bias = torch.ones(1, 1, 8), linear.bias
     doubled, once = (made.blocks[0].mlp.up[0](x) - bias for made in (after, before))
     assert torch.allclose(doubled, 2 * once, atol=1e-5)
+
+
+#: writes that PyTorch's version counter does not count, as ablations do
+UNCOUNTED = {
+    "a head's rows": lambda network: network.blocks[0].attn.query.weight.data[:4].zero_(),
+    "two rows change places": lambda network: network.blocks[0].mlp.down.weight.data.copy_(
+        network.blocks[0].mlp.down.weight.data.flip(0)
+    ),
+    "a gain": lambda network: network.final_norm.gain.data.mul_(-1),
+    "by NumPy": lambda network: network.embed.token.weight.detach().numpy().__imul__(2.0),
+}
+
+
+@pytest.mark.parametrize("change", UNCOUNTED.values(), ids=UNCOUNTED)
+@pytest.mark.parametrize("gain", ["g", "1+g"])
+def test_weights_that_are_edited_through_data_are_packed_and_compiled_anew(change, gain):
+    """The texts of packed weights and of the compiled step are those of a network that never was another."""
+    a = SMALL.with_fields({"norm.kind": "rms", "norm.gain": gain})
+    edited, fresh = make_network(a, dtype=torch.float32), make_network(a, dtype=torch.float32)
+    change(fresh)
+    ways = [*((weights, "no") for weights in ("loaded", "float32", "int8", "int4")), ("loaded", "yes")]
+
+    def logits(network, weights, compiled):
+        own = network_for(network, weights, 10)[0] if compiled == "no" else network
+        step = step_for(network, compiled, 10)[0]
+        options = {"max_tokens": 5, "sampling": Sampling(temperature=0), "step": step}
+        return torch.cat([one.logits for one in generate_ids(own, [[1, 2, 3]], **options)])
+
+    before = [logits(edited, *way) for way in ways]
+    change(edited)
+    for way, old in zip(ways, before, strict=True):
+        now, expected = logits(edited, *way), logits(fresh, *way)
+        assert torch.equal(now, expected), way
+        assert not torch.equal(now, old), way
 
 
 @pytest.mark.parametrize("weights", ["loaded", "float32", "float16", "int8", "int4"])

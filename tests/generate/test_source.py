@@ -5,15 +5,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture
 from pellucid.generate import GenerationError, Sampling, generate, generate_ids, score, score_tokens, stream_generate
 from pellucid.generate.beams import search_beams
+from pellucid.language_model import LanguageModel
 from pellucid.model.transformer import Backbone
-from pellucid.text.tokenizers.tokenizer import ByteTokenizer
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer, learn_tokenizer
 
 TOLERANCE = 1e-12
 SAMPLINGS = st.sampled_from([Sampling(temperature=0), Sampling(), Sampling(temperature=0.7, top_k=4)])
@@ -165,6 +166,56 @@ def plain_beams(network, prompt, source, beams, max_tokens, stop_ids):
     return sorted(complete, key=lambda found: -found[1] / len(found[0]))
 
 
+LETTERS = "abc"
+
+
+def letter_model(seed: int) -> LanguageModel:
+    """A network over three letters and a separator."""
+    tokenizer = learn_tokenizer("char", [LETTERS])
+    a = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=16, d_model=8, n_layers=1)
+    network = make_network(a, seed)
+    with torch.no_grad():
+        network.embed.token.weight.mul_(3)
+    return LanguageModel(network, tokenizer, {})
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 999), st.integers(1, 5), st.sampled_from(LETTERS), st.integers(2, 8))
+def test_a_stop_string_is_worth_what_a_stop_id_is(seed, beams, letter, max_tokens):
+    """The search ends texts at the string, by the same ranks, where it ends them at the id."""
+    model = letter_model(seed)
+    [stop_id] = model.tokenizer.encode(letter)
+    prompt = model.tokenizer.encode("a")
+    options = {"beams": beams, "n": beams, "max_tokens": max_tokens}
+    ends = [*model.tokenizer.ends, stop_id]
+    of_id = search_beams(model.network, [prompt], stop_ids=ends, n_allowed=model.tokenizer.n_vocab, **options)
+    list(of_id)
+    of_string = model.generate_many("a", stop=letter, **options)
+    without_ends = [[i for i in row.generated if i not in ends] for row in of_id.rows]
+    texts = [model.tokenizer.decode(ids) for ids in without_ends]
+    assume(len(set(texts)) == len(texts))  # else the string's search looks for others in the place of equal ones
+    assert [result.text for result in of_string] == texts
+    assert all(letter not in result.text for result in of_string)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 999), st.lists(st.sampled_from(LETTERS), max_size=2))
+def test_the_best_texts_are_different_ones(seed, stop):
+    results = letter_model(seed).generate_many("b", beams=6, n=6, max_tokens=5, stop=stop)
+    assert len({result.text for result in results}) == len(results)
+    assert [result.sample for result in results] == list(range(len(results)))
+    assert stop or len(results) == 6
+
+
+def test_generate_returns_one_text_and_says_so():
+    model = letter_model(0)
+    for wrong in ({"n": 3}, {"source": ["a", "b"]}):
+        with pytest.raises(GenerationError, match="returns one text of one prompt; use generate_many"):
+            model.generate("a", **wrong)
+    with pytest.raises(GenerationError, match="list as the prompt"):
+        model.generate(["a", "b"])
+
+
 def test_equal_beams_come_in_the_order_of_their_ids():
     """Of texts that are equally likely the lowest ids come first."""
     network = text_model()
@@ -269,7 +320,8 @@ def test_networks_without_an_encoder_take_no_source():
 def test_beams_serve_networks_without_a_source_too():
     decoder = make_network(Architecture.from_dict(text_model().architecture.to_dict() | {"encoder": None}))
     best = generate(decoder, ByteTokenizer(), "a", beams=3, n=3, max_tokens=5)
-    assert [found.sample for found in best] == [0, 1, 2]
+    assert 1 <= len(best) <= 3
+    assert [found.sample for found in best] == list(range(len({found.text for found in best})))
     assert (
         generate(decoder, ByteTokenizer(), "a", beams=1, max_tokens=5)[0].ids
         == generate(decoder, ByteTokenizer(), "a", temperature=0, max_tokens=5)[0].ids

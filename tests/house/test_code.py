@@ -27,6 +27,14 @@ BRANCHY_FORWARDS = {
 #: texts and tests of texts are in any script
 ANY_SCRIPT = ("tests/", "src/pellucid/data/")
 
+#: files whose numbers in float64 are on the CPU, where no call shows it
+FLOAT64_ON_CPU = {
+    "model/tables.py": "tables are made on the CPU",
+    "model/weights.py": "tables are read from files",
+    "lens/weights/weight_edits.py": "the network is a copy on the CPU",
+    "lens/analysis/steering.py": "rows are copied to the CPU first",
+}
+
 
 def modules():
     return sorted(SOURCE.rglob("*.py"))
@@ -158,3 +166,52 @@ def test_modules_of_tests_have_names_of_their_own():
     """pytest imports them by their names alone: two of one name cannot be run together."""
     names = [file.name for file in TESTS.rglob("*.py") if file.name != "conftest.py"]
     assert not {name for name in names if names.count(name) > 1}
+
+
+def test_float64_is_asked_of_no_device_that_may_lack_it():
+    """Apple's GPUs have none: numbers go to the CPU first, or through `in_float64`."""
+    calls = [
+        (short(path), node.lineno)
+        for path in modules()
+        if not short(path).startswith(("reference/", "verify/"))
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "double"
+        if ".cpu()" not in ast.unparse(node.func.value)
+    ]
+    assert {file for file, _ in calls} == FLOAT64_ON_CPU.keys(), calls
+
+
+#: where JSON is parsed without `pellucid.json_files`, and why
+PARSES_JSON = {
+    "json_files.py": "the one reader",
+    "architecture.py": "values of its own",
+    "training/recipe.py": "values of its own",
+    "runs/options.py": "values of its own",
+    "verify/laws.py": "values of its own",
+    "text/tokenizers/base.py": "text that a tokenizer has written",
+    "text/tokenizers/beside.py": "values of its own",
+    "text/tokenizers/bpe.py": "text that was parsed by the reader before",
+    "text/tokenizers/external.py": "text that was parsed by the reader before",
+    "text/tokenizers/symbols.py": "text that a tokenizer has written",
+    "text/tokenizers/tokenizer.py": "text that was parsed by the reader before",
+    "text/tokenizers/words.py": "text that a tokenizer has written",
+    "text/chat_template.py": "replies of its own subprocess",
+    "text/sandbox.py": "requests of the process that started it",
+    "text/read/rows.py": "rows of users' text",
+    "text/read/conversations.py": "rows of users' text",
+    "text/read/formats.py": "rows of users' text",
+    "serve/json_bodies.py": "bodies of requests",
+    "look/stream.py": "a field of a request",
+    "hub/gguf.py": "text that a tokenizer has written",
+    "hub/write.py": "files that it has just written",
+}
+
+
+def test_files_of_json_have_one_reader():
+    calls = {
+        short(path)
+        for path in modules()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.load", "json.loads")
+    }
+    assert not calls ^ PARSES_JSON.keys()

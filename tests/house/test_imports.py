@@ -14,15 +14,14 @@ import pellucid
 SOURCE = Path(pellucid.__file__).parent
 #: from the ground up: a room may use the rooms in earlier rows and itself
 FLOORS = (
-    ("version", "option_values"),
-    ("architecture",),
+    ("version", "option_values", "json_files", "trust", "model_names"),
+    ("architecture", "json_shapes"),
     ("tensor_names", "presets", "edits", "destination", "parameter_counts", "compiled_source"),
     ("text", "reference", "model"),
     # what every kind of run shares stands below the kinds
     ("runs",),
     ("predictors", "training", "generate", "lens", "hub"),
-    # vision trains a network of their own, so it stands above training
-    ("plan", "verify", "vision", "baselines"),
+    ("plan", "verify", "baselines"),
     # adapters are trained in one room and named for other projects in another; a run starts from files of either
     ("adapters", "starting_model"),
     # a conversion is checked before it is given its name
@@ -46,8 +45,8 @@ NEIGHBOURS: dict[tuple[str, str], str] = {
     ("look", "serve"): "the inspector answers with the security, the strict bodies and the files' routes of the server",
     ("predictors", "generate"): "any predictor is sampled and scored by the same code",
 }
-TORCHLESS = ("option_values", "architecture", "parameter_counts", "tensor_names", "presets", "edits", "destination")
-TORCHLESS += ("text", "reference")
+TORCHLESS = ("json_files", "option_values", "architecture", "parameter_counts", "tensor_names", "presets", "edits")
+TORCHLESS += ("json_shapes", "destination", "model_names", "text", "reference")
 #: packages of others, by the rooms that may use them at all; loaded where they are used
 #: what is written into converted folders and imported there alone, by transformers
 WRITTEN_OUT = "hub/transformers_code/"

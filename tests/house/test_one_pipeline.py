@@ -13,7 +13,7 @@ import pellucid
 
 SOURCE = Path(pellucid.__file__).parent
 #: the rooms of the kinds, which describe what is trained and leave to `runs` how
-KINDS = ("training", "predictors", "vision")
+KINDS = ("training", "predictors")
 #: what a run is made of, and the file that defines it
 PARTS = {
     "start_run": "runs/pipeline.py",
@@ -21,12 +21,13 @@ PARTS = {
     "Run": "runs/pipeline.py",
     "Trainer": "runs/trainer.py",
     "Pace": "runs/pace.py",
-    "lengthen": "runs/length.py",
+    "length_asked": "runs/length.py",
     "plan_in_time": "runs/length.py",
     "resolve_intervals": "runs/length.py",
     "make_optimizer": "runs/optimizer.py",
     "Optimizer": "runs/optimizer.py",
     "measure_step": "runs/measure.py",
+    "training_step": "runs/step.py",
     "PlainReporter": "runs/reporter.py",
     "LiveReporter": "runs/live_reporter.py",
     "QuietReporter": "runs/reporter.py",
@@ -47,7 +48,7 @@ CALLED_ONCE = {
     "MetricsFile": "runs/pipeline.py",
     "deterministic_kernels": "runs/pipeline.py",
     "Optimizer": "runs/optimizer.py",
-    "lengthen": "runs/pipeline.py",
+    "length_asked": "runs/pipeline.py",
     "set_aside": None,
 }
 

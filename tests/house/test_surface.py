@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import pellucid
-from pellucid.training_run import TransformerRunOptions
 
 HELD = [name for name in pellucid.__all__ if isinstance(getattr(pellucid, name), type)]
 CALLED = [name for name in pellucid.__all__ if inspect.isfunction(getattr(pellucid, name))]
@@ -46,14 +45,13 @@ def test_every_option_has_a_name_and_a_type(name, function):
 
 def test_what_a_user_holds_can_be_imported():
     assert {"LanguageModel", "Predictor", "Trace", "Circuits", "Head", "Run", "Recipe", "Architecture"} <= {*HELD}
-    assert {"load", "load_predictor", "load_images", "train", "convert"} <= {*CALLED}
+    assert {"load", "load_predictor", "train", "train_predictor", "convert"} <= {*CALLED}
 
 
 def test_each_kind_of_model_has_its_own_function():
     returned = {name: typing.get_type_hints(getattr(pellucid, name))["return"] for name in CALLED}
     assert returned["load"] is pellucid.LanguageModel
     assert returned["load_predictor"] is pellucid.Predictor
-    assert returned["load_images"] is pellucid.ImageModel
 
 
 @pytest.mark.parametrize("name", ["LanguageModel", "Predictor", "Trace", "Circuits", "Head"])
@@ -64,23 +62,12 @@ def test_every_public_method_is_described(name):
 
 def test_each_kind_of_run_has_options_and_a_result_of_its_own():
     """`typed_surface.py` asserts the same of calls, which `make types` checks."""
-    results = {}
-    for overload in typing.get_overloads(pellucid.train):
-        hints = typing.get_type_hints(overload)
-        options = typing.get_type_hints(typing.get_args(hints["options"])[0])
-        results[str(hints["predictor"]), str(hints["resume"])] = (str(hints["return"]), "preset" in options)
-    of_kind = {
-        of: (result.rpartition(".")[2], preset)
-        for of, (result, preset) in results.items()
-        if "NoneType" not in of[0] and "Optional" not in of[0]
-    }
-    assert of_kind == {
-        ("typing.Literal['transformer']", "<class 'bool'>"): ("Recipe]", True),
-        ("typing.Literal['ngram', 'neural-probabilistic', 'recurrent']", "<class 'bool'>"): ("PredictorRecipe]", False),
-        ("typing.Literal['image-classifier']", "<class 'bool'>"): ("ImageRecipe]", False),
-    }
-    named = typing.get_type_hints(TransformerRunOptions)
-    assert {*named, "predictor", "resume", "inputs"} == {*inspect.signature(pellucid.train).parameters}
+    functions = (pellucid.train, pellucid.train_predictor)
+    results = [str(typing.get_type_hints(function)["return"]).rpartition(".")[2] for function in functions]
+    assert results == ["Recipe]", "PredictorRecipe]"]
+    for_train, for_predictors = ({*inspect.signature(function).parameters} for function in functions)
+    assert for_predictors - for_train == {"kind"}
+    assert for_train - for_predictors == {"from_model", "revision", "preset", "recipe", "mix", "explain"}
 
 
 def test_help_names_the_options():

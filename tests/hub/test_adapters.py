@@ -82,6 +82,26 @@ def test_peft_reads_what_a_run_saves(family, modules, desk):
     assert again.tokenizer.to_json() == tokenizer.to_json()
 
 
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to:UserWarning", "ignore:Setting `save_emb:UserWarning")
+@pytest.mark.parametrize("modules", [["attn.c_proj", "lm_head"], ["lm_head", "mlp.c_fc"]], ids=["square", "not square"])
+def test_the_orientation_of_a_change_is_that_of_its_module(modules, desk):
+    """peft decides by each module's type, and saves one fan_in_fan_out for all of them."""
+    import peft
+
+    folder, tokenizer = desk
+    base = write_theirs(folder / "base", "gpt2", tokenizer, tie_word_embeddings=False)
+    model = transformers.GPT2LMHeadModel.from_pretrained(base)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=3, target_modules=modules, init_lora_weights=False))
+    adapted.save_pretrained(folder / "adapter")
+    for said in (False, True):
+        path = folder / "adapter/adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"fan_in_fan_out": said}))
+        tokens = torch.arange(24).view(2, 12)
+        expected = their_logits(base, folder / "adapter", "gpt2", tokens)
+        found = logits(pellucid.load(folder / "adapter", device="cpu", dtype=torch.float64), tokens)
+        assert (found - expected).abs().max() <= 1e-5
+
+
 def test_the_base_is_not_saved_again_and_the_loss_falls(desk):
     folder, tokenizer = desk
     base = write_theirs(folder / "base", "gpt2", tokenizer)
@@ -92,7 +112,7 @@ def test_the_base_is_not_saved_again_and_the_loss_falls(desk):
     assert {name[-2:] for name in kept} == {".A", ".B"}
     remembered = load_file(folder_of(run, 60) / "optimizer-00001-of-00001.safetensors")
     assert {name.rpartition("/")[0] for name in remembered} == kept.keys()
-    assert steps_of(run) == [60]
+    assert steps_of(run) == [39, 60]
     sizes = {path.name: path.stat().st_size for path in run.rglob("*.safetensors")}
     assert max(sizes.values()) < (base / "model.safetensors").stat().st_size
     merged, before = state_of(pellucid.load(run, device="cpu").network), state_of(pellucid.load(base).network)

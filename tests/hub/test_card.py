@@ -1,9 +1,11 @@
 """The model card tells of a run what happened in it, up to the checkpoint that was written out."""
 
 import json
+import os
 import shutil
 
 import pytest
+import yaml
 
 import pellucid
 from pellucid.conversion import read_model
@@ -102,3 +104,59 @@ def test_a_model_without_a_run_has_no_section_on_training(run, tmp_path):
     card = write_card(tmp_path, model.architecture, "pellucid", "", None, {"source": "mine"}).read_text()
     assert "## Training" not in card
     assert card.count("Unknown to the author of this folder.") == 2
+
+
+def front_matter(card: str) -> dict:
+    """The hub's entries at the top of a card."""
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+@pytest.mark.parametrize(
+    ("licence", "expected"),
+    [
+        (None, {"license": "unknown"}),
+        ("MIT", {"license": "mit"}),
+        ("no", {"license": "other", "license_name": "no"}),
+        ("Ours: see LICENCE", {"license": "other", "license_name": "Ours: see LICENCE"}),
+        ("\"quoted\" 'both' # ways", {"license": "other", "license_name": "\"quoted\" 'both' # ways"}),
+        ("two\nlines: 1", {"license": "other", "license_name": "two\nlines: 1"}),
+    ],
+)
+def test_the_front_matter_is_yaml_whatever_the_licence_is(run, tmp_path, licence, expected):
+    model = read_model(run, checkpoint="last")
+    front = front_matter(write_card(tmp_path, model.architecture, "huggingface", "", licence, model.about).read_text())
+    assert {name: front.get(name) for name in ("license", "license_name") if name in front} == expected
+    assert (front["library_name"], front["tags"], front["pipeline_tag"]) == (
+        "transformers",
+        ["pellucid"],
+        "text-generation",
+    )
+
+
+@pytest.mark.parametrize("to", ["pellucid", "huggingface"])
+def test_names_that_are_not_utf_8_are_written_escaped(run, tmp_path, to):
+    shutil.copytree(run, tmp_path / "run")
+    data = json.loads((run / "data.json").read_text())
+    data["sources"][0]["path"] = os.fsdecode(b"caf\xe9.txt")
+    (tmp_path / "run" / "data.json").write_text(json.dumps(data))
+    card = (pellucid.convert(tmp_path / "run", tmp_path / "out", to=to).folder / "README.md").read_text("utf-8")
+    assert "`caf\\udce9.txt`: " in card
+
+
+def test_a_card_recommends_no_tokenizer_that_is_not_there(run, tmp_path):
+    model = read_model(run, checkpoint="last")
+    for name, there in (("without", False), ("with", True)):
+        (tmp_path / name).mkdir()
+        if there:
+            (tmp_path / name / "tokenizer_config.json").write_text("{}")
+        card = write_card(tmp_path / name, model.architecture, "huggingface", "", None, model.about).read_text()
+        assert ("AutoTokenizer" in card) is there
+
+
+def test_merged_adapters_name_the_model_that_they_change(run, tmp_path):
+    fields = {"adapt.rank": 2, "sample_every": -1, "device": "cpu", "batch": 4, "precision": "float32"}
+    adapted = pellucid.train(run.parent / "text.txt", out=tmp_path / "adapted", from_model=run, steps=1, fields=fields)
+    merged = pellucid.convert(adapted.path, tmp_path / "merged").folder
+    card = (merged / "README.md").read_text()
+    assert f"It is the model of the folder `{run.name}`, with low-rank adapters merged into it." in card
+    assert "base_model" not in front_matter(card)  # which is for names on the hub

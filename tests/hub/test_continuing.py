@@ -106,19 +106,21 @@ def test_a_model_whose_tokenizer_needs_trust_is_used_with_it(desk, capsys):
     (given / "tokenizer.json").write_text(json.dumps(content))
     for words in (["generate", str(given), "to be", "--max-tokens", "1"], ["tokenizer", "encode", str(given), "to be"]):
         assert main(words) == 2
-        assert "not known to be safe: pass --trust (trust=True)" in capsys.readouterr().err
-        assert main([*words, "--trust"]) == 0
+        assert 'not known to be safe: pass --trust tokenizer (trust="tokenizer")' in capsys.readouterr().err
+        assert main([*words, "--trust", "tokenizer"]) == 0
     with pytest.raises(TokenizerError, match="pass --trust"):
         pellucid.train(text, out=run, from_model=given, steps=1, fields=FIELDS)
     pellucid.train(text, out=run, from_model=given, steps=1, fields=FIELDS, trust=True)
     for opens in (pellucid.load, lambda path: pellucid.train(out=path, resume=True, steps=2)):
         with pytest.raises(TokenizerError, match="pass --trust"):
             opens(run)
+    with pytest.raises(RecipeError, match=r"text\.tokenizer: the tokenizer is that of the base model"):
+        pellucid.train(out=run, resume=True, steps=2, trust=True, fields={"tokenizer": "bpe"})
     assert pellucid.train(out=run, resume=True, steps=2, trust=True).step == 2
     model = pellucid.load(run, device="cpu", trust=True)
     assert model.tokenizer.to_json() == (given / "tokenizer.json").read_text()
     assert model.score("to be", baselines=True).baselines
-    assert main(["verify", str(run), "--prompt", "to be", "--trust"]) == 0
+    assert main(["verify", str(run), "--prompt", "to be", "--trust", "tokenizer"]) == 0
     pellucid.convert(run, folder / "back", trust=True, compare=False)
     assert (folder / "back" / "tokenizer.json").read_text() == model.tokenizer.to_json()
     # a tokenizer that a new run is given by its path is trusted in the same way
@@ -136,11 +138,11 @@ def test_a_model_whose_tokenizer_needs_trust_is_used_with_it(desk, capsys):
     # and one of an n-gram, which can then be mixed with the model
     counting = {"tokenizer": str(given / "tokenizer.json"), "order": 2}
     with pytest.raises(TokenizerError, match="pass --trust"):
-        pellucid.train(text, out=folder / "counted", predictor="ngram", fields=counting)
-    pellucid.train(text, out=folder / "counted", predictor="ngram", fields=counting, trust=True)
+        pellucid.train_predictor(text, out=folder / "counted", kind="ngram", fields=counting)
+    pellucid.train_predictor(text, out=folder / "counted", kind="ngram", fields=counting, trust=True)
     words = ["score", str(folder / "new"), str(text), "--mix", str(folder / "counted"), "--mix-weight", "0.5"]
     assert main(words) == 2
-    assert main([*words, "--trust"]) == 0
+    assert main([*words, "--trust", "tokenizer"]) == 0
 
 
 def test_a_model_without_a_tokenizer_is_refused_before_the_text_is_read(desk):

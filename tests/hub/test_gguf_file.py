@@ -1,6 +1,8 @@
 """GGUF files opened: the model that was written, with its tokenizer and its chat template; others refused by name."""
 
 import json
+import os
+import struct
 
 import gguf
 import numpy as np
@@ -13,8 +15,9 @@ import pellucid
 from pellucid.cli import main
 from pellucid.hub import gguf_file
 from pellucid.hub.families import FamilyError
-from pellucid.hub.files import FolderError
 from pellucid.hub.folder import LoadWarning
+from pellucid.hub.gguf import scaling_from
+from pellucid.model_names import FolderError
 from pellucid.text.chat_template import CHATML, ChatTemplate
 from pellucid.text.ids import IdTokenizer
 from some_cases import one_in
@@ -68,8 +71,15 @@ def rewritten(path, tmp_path, kind=None, tensors=None, **changes):
         value, own = entry.contents(), entry.types[0]
         writer.add_array(name, value) if own == gguf.GGUFValueType.ARRAY else writer.add_key_value(name, value, own)
     for name, value in changes.items():
-        kinds = {str: gguf.GGUFValueType.STRING, int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32}
-        if value is not None:
+        kinds = {
+            str: gguf.GGUFValueType.STRING,
+            bool: gguf.GGUFValueType.BOOL,
+            int: gguf.GGUFValueType.UINT32,
+            float: gguf.GGUFValueType.FLOAT32,
+        }
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif value is not None:
             writer.add_key_value(name, value, kinds[type(value)])
     for name, extra in tensors.items():
         if extra is not None:
@@ -88,10 +98,21 @@ def rewritten(path, tmp_path, kind=None, tensors=None, **changes):
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        ({"llama__expert_count": 8}, FolderError, "expert_used_count"),
+        (
+            {"llama__expert_count": 8},
+            FamilyError,
+            "llama with 8 experts: expected one of gpt2, llama, qwen3, without experts",
+        ),
         ({"llama__rope__scaling__type": "yarn"}, FamilyError, "type = yarn: expected none or linear"),
         ({"llama__rope__scaling__attn_factor": 0.5}, FamilyError, "attn_factor = 0.5: expected 1"),
         ({"llama__rope__dimension_count": 4}, FamilyError, "dimension_count = 4, and heads have 8 coordinates"),
+        ({"llama__attention__causal": False}, FamilyError, "attention.causal = False: expected True"),
+        ({"llama__attention__sliding_window": 8}, FamilyError, "sliding_window = 8: expected 0"),
+        ({"llama__attention__scale": 0.5}, FamilyError, "attention.scale = 0.5: expected 0 or 0.35355"),
+        ({"llama__final_logit_softcapping": 30.0}, FamilyError, "final_logit_softcapping = 30.0: expected 0"),
+        ({"llama__embedding_scale": 12.0}, FamilyError, "embedding_scale = 12.0: expected 0 or 1"),
+        ({"llama__logit_scale": "half"}, FamilyError, "logit_scale = half: expected 0 or 1"),
+        ({"llama__logit_scale": [1.0, 2.0]}, FamilyError, r"logit_scale = \[1.0, 2.0\]: expected 0 or 1"),
         ({"llama__block_count": None}, FolderError, "block_count"),
         ({"llama__block_count": 3}, FolderError, "needs .* numbers, but the files hold"),
     ],
@@ -100,6 +121,18 @@ def test_what_is_not_read_is_named(changes, error, says, tokenizer, tmp_path):  
     _, path = write(tmp_path, tokenizer, "llama")
     with pytest.raises(error, match=says):
         pellucid.load(rewritten(path, tmp_path, **changes), device="cpu")
+
+
+def test_entries_that_change_nothing_are_read_and_unknown_ones_named(tokenizer, tmp_path):  # noqa: F811
+    """As the unknown entries of a config.json are."""
+    _, path = write(tmp_path, tokenizer, "llama")
+    same = {"causal": True, "sliding_window": 10**6, "scale": 8**-0.5, "max_alibi_bias": 0.0}
+    changed = rewritten(path, tmp_path, **{f"llama__attention__{name}": value for name, value in same.items()})
+    assert pellucid.load(changed, device="cpu").architecture == pellucid.load(path, device="cpu").architecture
+    changed = rewritten(path, tmp_path, llama__attention__new_kind=3, llama__other=1.5)
+    said = r"has unknown entries, which are ignored: llama.attention.new_kind, llama.other; if one of them"
+    with pytest.warns(LoadWarning, match=said):
+        pellucid.load(changed, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +150,7 @@ def test_what_is_not_read_is_named(changes, error, says, tokenizer, tmp_path):  
 )
 def test_a_factor_scales_linearly_where_no_type_is_given(entries, factor):
     expected = {"rope_type": "default"} if factor is None else {"rope_type": "linear", "factor": factor}
-    assert gguf_file.scaling_from("llama", entries) == expected
+    assert scaling_from("llama", entries) == expected
 
 
 def test_the_older_name_of_a_factor_is_read(tokenizer, tmp_path):  # noqa: F811
@@ -157,6 +190,50 @@ def test_other_kinds_of_model_and_damaged_files_are_refused(tmp_path):
         pellucid.load(tmp_path / "gone.gguf")
 
 
+def entry(name, kind, content):
+    """An entry of a GGUF file: its name, the number of its type, and the bytes of its value."""
+    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + content
+
+
+ARRAY, UINT8, STRING = 9, 0, 8
+#: an array of no entries, within as many arrays of one entry each as Python has frames
+NESTED = struct.pack("<IQ", ARRAY, 1) * 5000 + struct.pack("<IQ", UINT8, 0)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (entry("a", ARRAY, struct.pack("<IQ", UINT8, 1 << 60)), "an array of 1,152,921,504,606,846,976 entries"),
+        (entry("a", ARRAY, struct.pack("<IQ", UINT8, 1 << 21)), "an entry ends at byte"),
+        (entry("a", ARRAY, struct.pack("<IQ", STRING, 3)), "an entry ends at byte"),
+        (entry("a", ARRAY, NESTED), "an array of arrays: expected arrays of numbers"),
+        (entry("a", STRING, struct.pack("<Q", 1 << 60)), "an entry ends at byte"),
+    ],
+    ids=["endless", "cut short", "strings cut short", "nested", "a long string"],
+)
+@pytest.mark.parametrize("counts", [(0, 1), (1 << 60, 1), (0, 1 << 60)])
+def test_entries_that_never_end_are_refused_at_once(content, says, counts, tmp_path):
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, *counts) + content)
+    with pytest.raises(FolderError, match=f"a.gguf is no GGUF file, or is damaged: .*{says}"):
+        pellucid.load(tmp_path / "a.gguf")
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "a.gguf")
+    with pytest.raises(FolderError, match="not a regular file"):
+        pellucid.load(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_one_part_of_several_is_named(part, tokenizer, tmp_path):  # noqa: F811
+    _, path = write(tmp_path, tokenizer)
+    split = rewritten(path, tmp_path, split__no=part, split__count=3)
+    with pytest.raises(FamilyError, match=rf"part {part + 1} of 3 of a model: join them into one file"):
+        pellucid.load(split)
+
+
 def test_a_tokenizer_of_another_kind_leaves_ids_or_another_one(tokenizer, tmp_path):  # noqa: F811
     folder, path = write(tmp_path, tokenizer, "llama")
     changed = rewritten(path, tmp_path, tokenizer__ggml__model="llama")
@@ -174,6 +251,10 @@ def test_the_token_before_every_text_is_there_where_llama_cpp_puts_it(tokenizer,
     assert first == (tokenizer.n_vocab,)
     silent = rewritten(path, tmp_path, tokenizer__ggml__add_bos_token=None)
     assert pellucid.load(silent, device="cpu").tokenizer.before == ()
+    both = rewritten(path, tmp_path, tokenizer__ggml__add_eos_token=True)
+    opened = pellucid.load(both, device="cpu").tokenizer
+    end = gguf.GGUFReader(both).fields["tokenizer.ggml.eos_token_id"].contents()
+    assert (opened.before, opened.after) == (first, (end,))
     # where a file does not say, the way in which it cuts text does
     assert gguf_file.first_token({"pre": "llama-bpe", "bos_token_id": 5}) == 5
     assert gguf_file.first_token({"pre": "llama-bpe", "bos_token_id": 5, "add_bos_token": False}) is None

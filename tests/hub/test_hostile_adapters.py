@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from their_folders import write_theirs
 
 import pellucid
-from pellucid.hub.files import FolderError
 from pellucid.hub.open import open_folder
 from pellucid.hub.peft import CONFIG, TENSORS, Change, write_adapter
+from pellucid.model_names import FolderError
 from pellucid.runs.options import RecipeError
 from pellucid.starting_model import base_weights, fingerprint
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
@@ -110,6 +110,21 @@ def test_the_sound_one_is_read(sound):
     assert {n for n in after if not torch.equal(after[n], before[n])} == {name, name.replace("query", "key")} | {
         name.replace("query", "value")
     }
+
+
+def test_a_pickled_one_is_named_with_the_remedy(sound, tmp_path):
+    folder = copy(sound, tmp_path)
+    (folder / TENSORS).rename(folder / "adapter_model.bin")
+    for trust in (False, True):
+        with pytest.raises(FolderError, match=r"a pickle \(adapter_model.bin\), which is read neither with trust nor"):
+            list(open_folder(folder, trust=trust).ours())
+
+
+def test_the_card_of_a_merge_names_the_base_and_the_folder_of_one_is_no_name_on_the_hub(sound, tmp_path):
+    done = pellucid.convert(sound, tmp_path / "merged", to="huggingface")
+    card = (done.folder / "README.md").read_text()
+    assert "model of the folder `base`" in card
+    assert "base_model:" not in card
 
 
 @pytest.mark.parametrize("drawn", [True, False, None, "gaussian", "eva", "orthogonal"])

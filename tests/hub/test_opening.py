@@ -17,12 +17,12 @@ from pellucid.architecture import Architecture
 from pellucid.cli import main
 from pellucid.conversion import convert
 from pellucid.generate.scoring import score_tokens
-from pellucid.hub.files import FolderError
 from pellucid.hub.folder import LoadWarning
 from pellucid.hub.open import open_folder
 from pellucid.language_model import LanguageModel, ModelError
 from pellucid.model.embed import ReadoutError
 from pellucid.model.weights import WeightsError
+from pellucid.model_names import FolderError
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer, TokenizerError, learn_tokenizer, load_tokenizer
 
@@ -251,6 +251,7 @@ def test_the_end_of_a_tokenizer_may_be_named_by_config_json_alone(folder, tokeni
     content = json.loads((folder / "tokenizer.json").read_text())
     content["added_tokens"][0]["content"] = "<|END|>"
     (folder / "tokenizer.json").write_text(json.dumps(content))
+    change_config(folder, "tokenizer_config.json", bos_token=None, eos_token=None, pad_token=None)
     model, said = opened(folder)
     assert said == []
     assert model.tokenizer.special == {"<|END|>": tokenizer.separator}
@@ -269,6 +270,22 @@ def test_the_end_of_a_tokenizer_may_be_named_by_config_json_alone(folder, tokeni
     assert done.notes == ("The tokenizer of the model is left out, because Pellucid cannot use it.",)
 
 
+def test_tokens_listed_beside_a_tokenizer_keep_their_ids_when_converted(folder, tokenizer, tmp_path):
+    """As in chat models that were given their tokens after pretraining."""
+    start, end = tokenizer.n_vocab, tokenizer.n_vocab + 1
+    flags = {"special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
+    listed = {start: {"content": "<|im_start|>"} | flags, end: {"content": "<|im_end|>"} | flags}
+    options = {"added_tokens_decoder": listed, "eos_token": "<|im_end|>"}
+    change_config(folder, "tokenizer_config.json", **options)
+    text = "<|im_start|>to be<|im_end|>"
+    for made in (folder, *(convert(folder, tmp_path / to, to=to).folder for to in ("pellucid", "huggingface"))):
+        found, _ = opened(made)
+        assert found.tokenizer.special == tokenizer.special | {"<|im_start|>": start, "<|im_end|>": end}
+        expected = [start, *tokenizer.encode("to be"), end]
+        assert found.tokenizer.encode(text, allow_special=["<|im_start|>", "<|im_end|>"]) == expected
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "huggingface").encode(text) == expected
+
+
 def test_code_beside_a_model_of_a_known_family_is_not_run_and_said(folder, tmp_path):
     """Phi-3.5 and MPT name code in their folders, which transformers does not need any more."""
     expected = opened(folder)[0].trace(TEXT).logits
@@ -284,6 +301,92 @@ def test_code_beside_a_model_of_a_known_family_is_not_run_and_said(folder, tmp_p
     change_config(folder, model_type="evil")
     with pytest.raises(FolderError, match=r"asks for code of its own \(auto_map\).*model_type = 'evil' is not a known"):
         pellucid.load(folder)
+
+
+def test_what_a_source_says_of_generation_and_its_tokenizer_is_carried_over_unchanged(folder, tmp_path):
+    generation = {"temperature": 0.6, "top_p": 0.9, "do_sample": True, "pad_token_id": 3, "eos_token_id": [7, 299]}
+    options = {
+        "model_max_length": 17,
+        "pad_token": "<|pad|>",
+        "extra_special_tokens": ["<|x|>"],
+        "padding_side": "left",
+    }
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    change_config(folder, "tokenizer_config.json", **options)
+    change_config(folder, bos_token_id=5, pad_token_id=3, eos_token_id=7)
+    again = convert(folder, tmp_path / "again", to="huggingface").folder
+    for file in ("generation_config.json", "tokenizer_config.json"):
+        assert json.loads((again / file).read_text()) == json.loads((folder / file).read_text())
+    config = json.loads((again / "config.json").read_text())
+    assert [config[f"{role}_token_id"] for role in ("bos", "pad", "eos")] == [5, 3, 7]
+    one, other = (transformers.AutoTokenizer.from_pretrained(path) for path in (folder, again))
+    assert (one.get_vocab(), one.all_special_tokens) == (other.get_vocab(), other.all_special_tokens)
+    notes = convert(folder, tmp_path / "ours", compare=False).notes
+    assert "sets do_sample = True, temperature = 0.6, top_p = 0.9, which this layout does not hold" in notes[-1]
+
+
+def run_from(folder, tmp_path):
+    """A run of one step from a model."""
+    (tmp_path / "text.txt").write_text(TEXT * 400)
+    options = {"batch": 2, "device": "cpu", "compile": "no", "sample_every": -1}
+    return pellucid.train(tmp_path / "text.txt", out=tmp_path / "run", from_model=folder, steps=1, fields=options).path
+
+
+@pytest.mark.parametrize("to", ["pellucid", "huggingface", "gguf", "a run"])
+def test_what_opening_says_of_a_model_is_said_of_what_is_made_of_it(to, folder, tmp_path):
+    change_config(folder, auto_map={"AutoConfig": "own.Config"}, a_new_entry=True)
+    made, given = tmp_path / ("made.gguf" if to == "gguf" else "made"), folder
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LoadWarning)
+        if to == "a run":
+            given = run_from(folder, tmp_path)
+    done = convert(given, made, to=None if to == "a run" else to)
+    assert [note for note in done.notes if f"{folder.name}/config.json names code of its own" in note]
+    assert [note for note in done.notes if "has unknown entries, which are ignored: a_new_entry" in note]
+    assert not any(str(folder.parent) in note for note in done.notes)
+    if made.is_dir():
+        assert all(f"- {note}" in (made / "README.md").read_text() for note in done.notes)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_saved_model_says_what_was_said_of_the_one_that_it_was_made_of(saved, folder, tmp_path):
+    change_config(folder, a_new_entry=True)
+    made = tmp_path / "made"
+    if saved:
+        opened(folder)[0].save(made)
+    else:
+        convert(folder, made)
+    note = (
+        "model/config.json has unknown entries, which are ignored: a_new_entry; if one of them changes what the model "
+        "computes, the result here differs"
+    )
+    assert opened(made)[1] == [note]
+    done = convert(made, tmp_path / "again")
+    assert done.notes == (note,)
+    assert f"- {note}\n" in (done.folder / "README.md").read_text()
+
+
+def test_damaged_notes_are_refused(folder, tmp_path):
+    made = opened(folder)[0].save(tmp_path / "made")
+    assert not (made / "notes.json").exists()
+    (made / "notes.json").write_text('{"notes": [3]}')
+    with pytest.raises(FolderError, match=r"notes\.json: notes = \[3\]: expected a list of sentences"):
+        opened(made)
+
+
+def test_a_run_is_converted_whatever_has_become_of_the_model_that_it_started_from(folder, tmp_path):
+    run, said = run_from(folder, tmp_path), f"The run started from {folder.name}; what opening that model says of it"
+    for n, spoil in enumerate(
+        (
+            lambda: (folder / "model.safetensors").write_bytes(b"damaged"),
+            lambda: (folder / "config.json").write_text("{}"),
+            lambda: folder.rename(tmp_path / "away"),
+            lambda: run.rename(folder),  # which then says of itself that it started from itself
+        )
+    ):
+        spoil()
+        source = run if run.exists() else folder
+        assert convert(source, tmp_path / str(n), compare=False).notes == (f"{said} is not repeated here.",)
 
 
 # vocab.txt ----------------------------------------------------------------------------------------
@@ -599,8 +702,10 @@ def test_pipes_among_the_files_of_a_run(kind, tmp_path, shakespeare):
     text = tmp_path / "text.txt"
     text.write_text(shakespeare[:3_000])
     fields = {"n_layers": 1, "d_model": 8, "n_heads": 1, "n_ctx": 8, "batch": 2, "precision": "float32"}
-    options = {"steps": 2, "fields": fields} if kind == "transformer" else {"predictor": "ngram"}
-    run = pellucid.train(text, out=tmp_path / "run", **options).path
+    if kind == "transformer":
+        run = pellucid.train(text, out=tmp_path / "run", steps=2, fields=fields).path
+    else:
+        run = pellucid.train_predictor(text, out=tmp_path / "run", kind="ngram").path
     names = [path.relative_to(run) for path in sorted(run.rglob("*")) if path.is_file()]
     assert len(names) > 5
     refused = set()

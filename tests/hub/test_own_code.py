@@ -13,6 +13,7 @@ from pellucid.generate.decode import generate_ids
 from pellucid.generate.sampling import Sampling
 from pellucid.hub.own_code import PREFIX, code_config, model_class
 from pellucid.model import Transformer
+from planted import BASE, TWO_LISTS
 from running import any_architectures, call, draw_tokens, source_tokens, with_encoder
 
 CAUSAL = {"attention.mask": "causal"}
@@ -148,6 +149,18 @@ def test_generate_writes_what_pellucid_writes_far_beyond_the_context(a, n_prompt
     expected = our_generated(network, tokens.tolist(), n)
     same(generated(model, tokens, n), expected)
     same(generated(model, tokens, n, use_cache=False), expected)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_rows_that_cross_the_border_of_longrope_are_read_again(cache):
+    a = BASE.with_fields(TWO_LISTS)
+    network, lengths = make_network(a), (3, 8, 12)
+    rows = [draw_tokens(a, 1, length, seed=length) for length in lengths]
+    tokens = torch.cat([F.pad(row, (12 - row.size(1), 0)) for row in rows])
+    mask = torch.tensor([[0] * (12 - length) + [1] * length for length in lengths])
+    ids, logits = generated(opened(network), tokens, 20, attention_mask=mask, use_cache=cache)
+    for i, row in enumerate(rows):
+        same(([ids[i]], logits[i : i + 1]), our_generated(network, row.tolist(), 20))
 
 
 @settings(max_examples=20)

@@ -21,9 +21,9 @@ from their_folders import write_theirs
 import pellucid
 from pellucid.cli import main
 from pellucid.conversion import convert
-from pellucid.hub.files import FolderError
 from pellucid.hub.open import download
 from pellucid.language_model import LanguageModel, ModelError, heads_over
+from pellucid.model_names import FolderError
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from pellucid.training_run import train
 
@@ -103,9 +103,7 @@ def test_the_name_of_the_revision_reaches_the_download(monkeypatch):
 
 @pytest.mark.parametrize("open_", [pellucid.load, lambda path, **given: convert(path, "new", **given)])
 def test_a_path_of_this_machine_has_no_revisions(open_, cache, tmp_path):
-    with pytest.raises(
-        FolderError, match=r"revision = 'step1' applies to a name on the Hugging Face hub, but .* leave"
-    ):
+    with pytest.raises(FolderError, match=r"revision step1 applies to a name on the Hugging Face hub, but .* leave"):
         open_(tmp_path / "written" / "step1", revision="step1")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.json").write_text("{}")
@@ -158,7 +156,7 @@ def test_every_command_that_opens_a_model_has_the_option(capfd):
 def test_a_command_refuses_the_revision_of_a_path(command, cache, tmp_path, capfd):
     name, *destination = command.split()
     assert main([name, str(tmp_path / "written" / "step1"), *destination, "--revision", "step1"]) == 2
-    assert "--revision step1 applies to a name on the Hugging Face hub" in capfd.readouterr().err
+    assert "revision step1 applies to a name on the Hugging Face hub" in capfd.readouterr().err
 
 
 def test_training_starts_from_a_revision_and_its_adapters_name_it(cache, tmp_path, shakespeare):
@@ -174,6 +172,8 @@ def test_training_starts_from_a_revision_and_its_adapters_name_it(cache, tmp_pat
     base = pellucid.load(NAME, revision="step1", device="cpu")
     for opened in (run, run / "adapter"):
         assert torch.equal(weights_of(pellucid.load(opened, device="cpu")), weights_of(base))
+        card = (convert(opened, tmp_path / f"merged {opened.name}", to="pellucid").folder / "README.md").read_text()
+        assert f"\nbase_model: {NAME}\n" in card
 
 
 def test_a_revision_of_nothing_and_of_a_path_is_refused(cache, tmp_path, shakespeare, capfd):

@@ -3,13 +3,11 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_mxfp4 import packed, their_model  # noqa: F401, a fixture
 from their_folders import KINDS, write_theirs
 
 import pellucid
-from pellucid.hub.files import FolderError
-from pellucid.hub.folder import LoadWarning
 from pellucid.model.weights import WeightsError, WithNewRows
+from pellucid.model_names import FolderError
 from pellucid.starting_model import fingerprint, open_starting_model
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from some_cases import one_in
@@ -40,19 +38,6 @@ def test_weights_are_those_of_load(tmp_path, family, tokenizer):
     start = assert_those_of_load(write_theirs(tmp_path / "theirs", family, tokenizer))
     assert start.tokenizer.to_json() == tokenizer.to_json()
     assert not start.weights.why_whole
-
-
-def test_each_expert_is_read_by_itself(tmp_path):
-    """All experts of a layer are one tensor of a gpt-oss folder, of which another expert's rows are not converted."""
-    their_model().save_pretrained(tmp_path)
-    assert not assert_those_of_load(tmp_path).weights.why_whole
-
-
-def test_quantised_experts_are_read_whole(packed):  # noqa: F811
-    folder, _ = packed
-    with pytest.warns(LoadWarning, match="as MXFP4, 4 bits a number"):
-        start = assert_those_of_load(folder)
-    assert start.weights.why_whole == "its experts are MXFP4, of which all experts of a layer are computed at once"
 
 
 def test_what_load_refuses_is_refused(tmp_path, tokenizer):

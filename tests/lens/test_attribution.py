@@ -114,6 +114,34 @@ def test_attributions_of_an_edited_run_sum_to_its_logit(a, data, by):
         assert abs(capped(found.total, a.logit_cap) - t.logits[0, -1, 3]) <= 1e-4 * max(1, t.logits.abs().max())
 
 
+@settings(max_examples=40)
+@given(architectures(SMOOTH), st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]), st.data())
+def test_only_edits_have_edited_parts_in_any_precision(a, dtype, data):
+    edits = data.draw(drawn_edits(a))
+    network = make_network(a, dtype=dtype)
+    t = trace(network, None, draw_tokens(a, 2, 4), edits=edits)
+    parts, stream = t.decompose(by=data.draw(st.sampled_from(["component", "head"]))), t.stream()
+    marked = {label.removesuffix(" (edited)") for label in parts.labels if label.endswith("(edited)")}
+    assert marked <= {edit.name.removesuffix(".normalized") for edit in t.edits} | {
+        edit.name.partition(norm)[0] + written
+        for edit in t.edits
+        for norm, written in ((".norm_1_out", ".attn_out"), (".norm_2_out", ".mlp_out"))
+        if norm in edit.name
+    }
+    if stream.isfinite().all():
+        largest = max(float(stream.abs().max()), float(parts.values.abs().max()), 1.0)
+        assert difference(parts.total, stream) <= 2 * len(parts.labels) * torch.finfo(dtype).eps * largest
+
+
+@settings(max_examples=30)
+@given(any_architectures(SMOOTH), st.data())
+def test_the_parts_of_edited_scores_sum_to_them(a, data):
+    t = look(a, data.draw(drawn_edits(a)))
+    why = t.why(a.n_layers - 1, 0, -1, row=1)
+    finite = why.scores.isfinite()
+    assert difference(why.values.sum(0)[finite], why.scores[finite]) <= 1e-6 * max(1, why.values.abs().max())
+
+
 @pytest.mark.parametrize("fields", [{"residual_scale": 0.5}, {"block": "sandwich"}, {"block": "inner"}], ids=str)
 def test_neurons_of_an_edited_mlp_sum_to_the_logit_behind_a_norm_and_a_scale(fields):
     a = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"norm.kind": "rms", **fields})
@@ -198,18 +226,6 @@ def test_scores_are_sums_over_what_was_written_before(a, data):
             total = total + bias.score_bias(torch.tensor([[query]]), torch.tensor(why.keys))[head, 0].detach()
     assert difference(total, scores) <= 1e-10
     assert why.top(why.keys[0], 3)[0][0] in why.labels
-
-
-@settings(max_examples=10)
-@given(any_architectures({"attention.sinks": "learned", "attention.score_cap": 0.0}), st.data())
-def test_the_scores_and_the_sink_give_the_shares_of_attention(a, data):
-    t, head = look(a), data.draw(st.integers(0, a.n_heads - 1))
-    why = t.why(0, head, 2, row=1)
-    assert why.sink == float(t.network.blocks[0].attn.sinks.detach()[head])
-    exp = why.values.sum(0).exp()
-    shares = exp / (torch.tensor(why.sink, dtype=exp.dtype).exp() + exp.sum())
-    assert difference(t["blocks.0.attn.pattern"][1, head, 2, why.keys], shares) <= 1e-10
-    assert f"sink has the score {why.sink:.3g}" in str(why.show().panels)
 
 
 @settings(max_examples=20)

@@ -1,5 +1,7 @@
 """Head detectors find heads that are built to do what they look for; probes and directions what was planted."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +12,9 @@ from drawing import architectures, difference, make_network
 from pellucid import edits as change
 from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
 from pellucid.language_model import LanguageModel, heads_over
-from pellucid.lens import InputError, trace
-from pellucid.lens.analysis.heads import KINDS, detect_heads, head_scores, repeated_tokens
-from pellucid.lens.analysis.steering import activations, direction, fit_probe, mean_activation
+from pellucid.lens import Circuits, Head, InputError, trace
+from pellucid.lens.analysis.heads import KINDS, HeadScore, detect_heads, head_scores, repeated_tokens
+from pellucid.lens.analysis.steering import activations, direction, equal_rows, fit_probe, mean_activation
 from pellucid.model import Transformer
 from pellucid.tensor_names import axes, names
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
@@ -20,6 +22,10 @@ from pellucid.training_run import train
 from running import any_architectures, draw_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=12, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})
+
+
+def test_scores_on_a_text_and_scores_of_weights_have_different_names():
+    assert not {*get_args(HeadScore)} & {*dir(Circuits), *dir(Head)}
 
 
 def test_the_scores_are_those_of_patterns_written_down():
@@ -54,7 +60,7 @@ def test_a_head_that_copies_is_found():
         network.embed.token.weight.copy_(torch.eye(8))
         network.blocks[0].attn.value.weight.copy_(torch.cat([torch.eye(8), torch.eye(8)]))
         network.blocks[0].attn.out.weight.copy_(torch.cat([torch.eye(8), -torch.eye(8)], 1))
-    found = detect_heads(network).scores["copying"][0]
+    found = detect_heads(network).scores["attended_rank"][0]
     assert difference(found, torch.tensor([7 / 8, -7 / 8], dtype=torch.float64)) <= 1e-12
 
 
@@ -163,7 +169,8 @@ def test_heads_over_the_checkpoints_of_a_run(tmp_path, shakespeare):
         (lambda: activations(make_network(A), None, [[1]], "blocks.0.attn.q"), "one vector for each position"),
         (lambda: fit_probe(torch.zeros(3, 2), [1, 2, 3]), "expected 4 or more"),
         (lambda: fit_probe(torch.zeros(5, 2), [1] * 5), "expected at least two classes"),
-        (lambda: fit_probe(torch.zeros(4, 2), [0.0, 1.0, 2.0, 3.0]), "of numbers needs two"),
+        (lambda: fit_probe(torch.eye(4), [0.0, 1.0, 2.0, 3.0]), "of numbers needs two"),
+        (lambda: fit_probe(torch.eye(3).repeat(4, 1), ["a", "b"] * 6), "12 rows, of which 3 are different"),
         (lambda: fit_probe(torch.zeros(4, 2), ["a", 0.5, "b", "a"]), "expected labels alone"),
     ],
 )
@@ -212,24 +219,61 @@ def test_a_probe_of_activations_on_a_gpu_predicts_what_one_on_the_cpu_does():
     assert found.predict(x.to("cuda")) == expected.predict(x)
 
 
-def test_the_penalty_is_the_best_of_leaving_one_out():
-    """The shortcut through leverages against the loop that it stands for."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_probe_knows_nothing_of_random_labels_of_texts_that_were_given_several_times(dtype):
+    """Copies are all on one side, whichever batch they were read in."""
+    network = make_network(A.with_fields({"d_model": 64}), dtype=dtype)
+    texts = [draw_tokens(A, 1, 4, seed=k)[0].tolist() for k in range(60)] * 4
+    random = torch.Generator().manual_seed(3)
+    labels = torch.randint(0, 2, (60,), generator=random).tolist() * 4
+    lengths = [*texts[:-1], draw_tokens(A, 1, 8)[0].tolist()]  # the last batch is padded to another width
+    x = activations(network, None, lengths, "blocks.1.resid_post", at_once=7)
+    probe = fit_probe(x, [*labels[:-1], 0], shuffles=10)
+    assert 0.2 <= probe.held_out <= 0.8
+    assert 0.3 <= sum(probe.shuffled) / 10 <= 0.7
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.sampled_from([torch.float32, torch.float64]))
+def test_equal_rows_have_one_number(numbers, dtype):
+    different = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=dtype) + 1
+    rounding = 1 + torch.finfo(dtype).eps * torch.arange(len(numbers))[:, None] / 4
+    found = equal_rows(different[numbers] * rounding)
+    assert (found[:, None] == found).tolist() == [[one == other for other in numbers] for one in numbers]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_equal_rows_among_many_have_one_number(dtype):
+    """Where other rows have nearly the same product with any one vector."""
+    generator = torch.Generator().manual_seed(0)
+    different = torch.randn(500, 64, generator=generator, dtype=torch.float64)
+    rounding = 1 + torch.finfo(dtype).eps / 4 * torch.randn(500, 64, generator=generator)
+    found = equal_rows(torch.cat([different, different * rounding]).to(dtype))
+    assert found.tolist() == [*range(500), *range(500)]
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_the_penalty_is_the_best_of_leaving_one_out(copies):
+    """The shortcut through leverages against the loop that it stands for: copies of a row are left out with it."""
     from pellucid.lens.analysis.steering import PENALTIES, _ridge
 
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.randn(12, n, generator=generator, dtype=torch.float64) for n in (5, 1))
-    _, _, chosen = _ridge(x, y)
+    group = torch.arange(12).remainder(12 // copies)
+    x, y = x[group], y + (group[:, None] == 0)
+    _, _, chosen = _ridge(x, y, group)
 
     def loop(penalty):
         errors = []
         size = float(torch.linalg.svdvals(x - x.mean(0)).square().mean())
-        for k in range(12):
-            keep = torch.arange(12) != k
+        for k in range(12 // copies):
+            keep = group != k
             # centred with the row left out weighs as the closed form has it: intercept unpenalised
-            ones = torch.cat([x[keep], torch.ones(11, 1, dtype=torch.float64)], 1)
+            ones = torch.cat([x[keep], torch.ones(12 - copies, 1, dtype=torch.float64)], 1)
             ridge = torch.diag(torch.tensor([penalty * size] * 5 + [0.0], dtype=torch.float64))
             w = torch.linalg.solve(ones.T @ ones + ridge, ones.T @ y[keep])
-            errors.append(float((torch.cat([x[k], torch.ones(1)]) @ w - y[k]).square()))
+            mean_of_copies = y[~keep].mean(0)
+            errors.append(float((torch.cat([x[k], torch.ones(1)]) @ w - mean_of_copies).square()))
         return sum(errors)
 
     assert chosen == min(PENALTIES, key=loop)

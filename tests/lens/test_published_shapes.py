@@ -46,7 +46,6 @@ ABOUT_OTHERS = {
     "test_encoders_and_cross_attention_have_circuits_too",
     "test_exact_patching_of_encoder_decoders_is_the_naive_loop",
     "test_positions_that_do_not_enter_there_say_so",  # positions = none
-    "test_the_scores_and_the_sink_give_the_shares_of_attention",  # attention.sinks = learned
     "test_rows_are_what_is_added_to_the_stream",  # positions = learned, sinusoidal
     "test_virtual_heads",  # no norm between the two heads
 }

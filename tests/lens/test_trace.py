@@ -1,5 +1,8 @@
 """A trace shows every tensor of a pass by any of its names, changes nothing, and keeps little."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -245,3 +248,25 @@ def test_a_network_in_training_is_looked_at_without_dropout_and_goes_back(a):
     expected = network(tokens)
     assert torch.equal(trace(network.train(), None, tokens).logits, expected)
     assert network.training
+
+
+def test_passes_that_overlap_leave_compilation_as_it_was():
+    """Two threads, of which the one that begins first ends first."""
+    script = """
+import torch, torch._dynamo
+from torch import nn
+from pellucid.lens.core.forward import frozen_network
+
+calls = []
+compiled = torch.compile(lambda x: x + 1, backend=lambda graph, inputs: calls.append(graph) or graph.forward)
+first, second = frozen_network(nn.Identity()), frozen_network(nn.Identity())
+first.__enter__(), second.__enter__()
+compiled(torch.ones(2))
+first.__exit__(None, None, None)
+compiled(torch.ones(2))
+assert not calls
+second.__exit__(None, None, None)
+compiled(torch.ones(2))
+assert len(calls) == 1
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

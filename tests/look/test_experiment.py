@@ -407,11 +407,11 @@ def test_a_text_to_steer_with_stays_while_it_is_typed_and_its_code_has_the_facto
     page.wait_for_selector("#steering [data-code*='factor=2.0']")
     page.locator("#steering input[type=range]").fill("3")
     code = page.wait_for_selector("#steering [data-code*='factor=3.0']").get_attribute("data-code")
-    names, held, field = {"model": MODEL}, [], page.locator("#steering input[type=text]").first
+    names, held, field = {"model": MODEL}, [], page.locator("#steering textarea").first
     exec(code, names)
     assert names["change"][0].factor == 3
     page.route("**/api/experiment/steer", lambda route: held.append(route))
-    page.select_option("#steering select", "blocks.0.mlp_out")
+    page.select_option("#steering select", "blocks.0.resid_pre")
     field.fill("London is")
     page.wait_for_timeout(450)  # while it waits, the panel is drawn again five times a second
     assert field.input_value() == "London is"
@@ -420,6 +420,24 @@ def test_a_text_to_steer_with_stays_while_it_is_typed_and_its_code_has_the_facto
     page.wait_for_timeout(100)
     held[-1].continue_()
     page.wait_for_selector("#steering [data-code*='London is']")
+    page.unroute("**/api/experiment/steer")
+    field.fill("London\nis")
+    field.press("Enter")
+    page.wait_for_selector(r"#steering [data-code*='London\\nis']")  # a text may have several lines
+    assert field.input_value() == "London\nis"
+
+
+def test_steering_offers_the_places_where_there_is_a_direction(known: RunningInspector, visit):
+    page = visit(known.url + "/" + address(a=A, b=B))
+    page.wait_for_selector("#steering [data-code*='factor=2.0']")
+    points = page.locator("#steering select option").evaluate_all("(all) => all.map((e) => e.value)")
+    assert points == ["blocks.0.resid_pre", "blocks.1.resid_pre", "blocks.1.resid_post"]
+    assert "last token" not in page.locator("#steering .row").inner_text()  # both texts end alike there
+    page.select_option("#steering select", points[-1])
+    page.click("#steering .row :text('last token')")
+    page.wait_for_selector("#steering [data-code*='pos=-1'][data-code*='factor=2.0']")
+    assert page.locator("#steering .row :text('mean of all tokens')").count()
+    assert shown_numbers(page, "#steering")["steering.length"] > 1
 
 
 def test_a_text_is_gone_when_another_prompt_is_read(known: RunningInspector, visit):
@@ -454,7 +472,7 @@ def test_prompt_b_has_a_source_of_its_own(look_into, visit):
     page.wait_for_selector("#edits li")
     ready(page)
     page.get_by_role("button", name="Export").click()
-    exported = page.locator("#edits .row [data-code^='from pellucid']")
+    exported = page.locator("#edits .row [data-code*='from pellucid import edits']")
     exported.wait_for()
     exec(exported.get_attribute("data-code"), names)
     edited = model.trace("the", source="the cat sat", edits=names["change"])

@@ -16,7 +16,7 @@ from tests.look.conftest import TEXT, looking, small_model
 
 from pellucid.cli import main
 from pellucid.look.app import look_files, make_look_app
-from pellucid.look.session import PromptBody, Session
+from pellucid.look.session import MAX_RESULTS, PromptBody, Session
 
 KEY = "a key of its own"
 
@@ -75,11 +75,15 @@ def test_the_files_need_no_key_and_fit_their_budget(model):
             assert "content-encoding" not in plain.headers
         assert client.get("/page/another").status_code == 401
     # what a browser is sent by all pages together, and their source; docs/look.md says the same
-    assert sum(map(len, files.compressed.values())) <= 85_000
-    assert sum(map(len, files.contents.values())) <= 230_000
+    assert sum(map(len, files.compressed.values())) <= 90_000
+    assert sum(map(len, files.contents.values())) <= 240_000
     # what it is sent for one page, and its source
     for page in re.findall(r'import\("./(\w+\.js)"\)', files.contents["shell.js"].decode()):
-        loaded = imported(files, "shell.js") | imported(files, page) | {"index.html", "look.css", "common.css"}
+        loaded = (
+            imported(files, "shell.js")
+            | imported(files, page)
+            | {"index.html", "look.css", "common.css", "common_print.css"}
+        )
         assert sum(len(files.contents[name]) for name in loaded) <= 150_000, page
         assert sum(len(files.compressed[name]) for name in loaded) <= 50_000, page
     for name, content in files.contents.items():
@@ -167,6 +171,32 @@ def test_traces_are_kept_within_a_budget(model):
     assert sum(trace.nbytes for _, trace in session.traces.values()) <= 12_000
     again = session.trace(PromptBody(text=TEXT))
     assert torch.equal(again.logits, model.trace(TEXT).logits)
+
+
+def test_results_by_visitors_texts_are_bounded_and_the_latest_stay(model):
+    session, computed = Session(model), []
+
+    def scores(text):
+        return session.once(("heads", None, text), lambda: computed.append(text) or text)
+
+    for k in range(3 * MAX_RESULTS):
+        assert scores(f"text {k}") == f"text {k}"
+        scores("text 0")
+    assert len(session.of_weights) <= MAX_RESULTS
+    assert computed.count("text 0") == 1
+
+
+def test_a_program_that_changes_the_weights_is_shown_the_new_ones():
+    own = small_model()
+    client = TestClient(make_look_app(Session(own)), base_url="http://127.0.0.1")
+    sent, heads = traced(client), client.get("/api/w/heads").json()
+    own.network.blocks[1].attn.out.weight.data.mul_(0.5)
+    gone = client.get(f"/api/t/{sent['id']}/x/blocks.1.attn.z")
+    assert gone.status_code == 410
+    assert "has changed since this trace was made" in gone.json()["error"]["message"]
+    assert client.get("/api/w/heads").json() != heads
+    again = traced(client)
+    np.testing.assert_array_equal(tensor(client, again, "logits"), own.trace(TEXT).logits[0].numpy())
 
 
 def test_checkpoints_are_opened_when_they_are_asked_for():

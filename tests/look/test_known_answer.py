@@ -1,11 +1,14 @@
 """The model written by hand: every analysis finds what is known to be there, and nothing elsewhere."""
 
+import itertools
+
 import pytest
 import torch
 
 from pellucid import edits
 from pellucid.language_model import LanguageModel, known_answer
 from pellucid.lens.analysis.metrics import logit_diff, probability
+from pellucid.look.experiment import MetricBody, SteerBody, steering_lines
 from pellucid.look.known_answer import FACTS, PLANTED, PROMPTS, WORDS, known_tokenizer
 
 ROME, PARIS = "Rome is the capital of", "Paris is the capital of"
@@ -39,7 +42,7 @@ def test_the_patterns_are_those_of_their_labels(model: LanguageModel):
     heads = model.heads(rows=8, period=12)
     assert heads.best("previous") == PLANTED.previous
     assert heads.best("first") == PLANTED.first
-    assert heads.best("induction") == heads.best("copying") == PLANTED.induction
+    assert heads.best("induction") == heads.best("attended_rank") == PLANTED.induction
     assert heads.scores["previous"][PLANTED.previous] > 0.99
     assert heads.scores["first"][PLANTED.first] > 0.99
     # words with and without a blank share a code, so some repetitions have two sources
@@ -108,6 +111,23 @@ def test_ablation_leaves_all_but_one_head_without_effect(model: LanguageModel):
     repeated = model.ablate(REPEATED, probability(" Smith"), kind="zero").effect
     assert {divmod(int(k), 2) for k in repeated.flatten().argsort()[:2]} == {PLANTED.previous, PLANTED.induction}
     assert float(repeated[PLANTED.first]) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("at", ["blocks.0.resid_pre", "blocks.1.resid_pre", "blocks.1.resid_post"])
+def test_steering_towards_a_city_raises_its_country(model: LanguageModel, at: str):
+    """At every point and place that the page offers; the last token is none where both texts have the same there."""
+    for city, other in itertools.pairwise([*FACTS, " Rome"]):
+        towards, away = (f"{name.strip()} is the capital of" for name in (city, other))
+        for pos in ("mean", -1):
+            body = SteerBody(a=away, at=at, towards=towards, away=away, pos=pos)
+            body.metric = MetricBody(kind="logit_diff", one=FACTS[city], other=FACTS[other])
+            start, *points = steering_lines(model, body)
+            if start["length"] < 1e-5:
+                assert (pos, at) in [(-1, "blocks.0.resid_pre"), (-1, "blocks.1.resid_pre")]
+                continue
+            value = {point["factor"]: point["value"] for point in points}
+            assert all(value[factor] > value[0] for factor in value if factor > 0)
+            assert points[-1]["top"][0]["text"] == FACTS[city]
 
 
 def test_a_head_can_look_without_effect(model: LanguageModel):

@@ -11,10 +11,12 @@ from tests.look.conftest import TEXT, looking, shown_numbers
 from tests.look.families import FAMILIES, QUICK, TOKENIZER, random_model
 
 from drawing import make_network
+from pellucid.architecture import MLP, Architecture
 from pellucid.language_model import LanguageModel
 from pellucid.lens.analysis.heads import head_scores
 from pellucid.lens.analysis.logit_lens import follow_tokens
 from pellucid.look.session import Session
+from pellucid.text.ids import IdTokenizer
 from some_cases import one_in
 
 PAGES = ("attention", "stream", "circuits")
@@ -94,11 +96,11 @@ def test_stream_shows_the_numbers_of_the_trace(visit, inspector, t):
     shown, lens = shown_numbers(page), t.lens(mid=False)
     best = int(lens.tokens[1, 0, 4, 0])
     assert same(shown[f"lens.1.4.{best}"], lens.probabilities[1, 0, 4, 0])
-    assert same(shown["lens.rank"], lens.rank[1, 0, 4])
+    assert same(shown["lens.rank"], lens.rank[1, 0, 4] + 1)
     assert same(shown["lens.kl"], lens.kl[1, 0, 4] / math.log(2))
     target = int(lens.target[0, 4])
     followed = follow_tokens(t, [target], pos=4, mid=False)
-    assert same(shown[f"follow.rank.{target}"], followed.rank[1, 0])
+    assert same(shown[f"follow.rank.{target}"], followed.rank[1, 0] + 1)
     first, second = t.probs[0, 4].topk(2).indices.tolist()
     parts = t.attribute(first, second, pos=4)
     assert same(shown["logit.value"], parts.logit)
@@ -226,3 +228,15 @@ def test_no_page_is_wider_than_the_screen(visit, family, name, size, scheme):
     page = open_page(visit, family, name, size, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
     assert page.locator("main [role=alert]").count() == 0
+
+
+def test_a_rank_has_all_of_its_digits(look_into, visit):
+    network = make_network(Architecture(n_vocab=5000, n_ctx=8, d_model=8, n_layers=1, mlp=MLP(d_ff=8)))
+    model = LanguageModel(network, IdTokenizer(5000), {})
+    rank = model.trace("1 2 3 4").lens(mid=False).rank[1, 0]
+    pos = int(rank.argmax())
+    assert rank[pos] >= 1000
+    page = open_page(visit, look_into(Session(model, name="ids")), "stream", a="1+2+3+4", pos=pos, point=1, stat="rank")
+    said = f"{int(rank[pos]) + 1:,}"
+    assert page.inner_text("[data-name='lens.rank']") == said
+    assert f"rank of the next token {said}" in page.inner_text("figcaption >> nth=0")

@@ -8,8 +8,6 @@ import torch
 from starlette.testclient import TestClient
 from tests.look.conftest import TEXT, ready, shown_numbers
 
-from pellucid.cli.look import readable_from
-from pellucid.cli.options import CheckpointOptions, OptionError
 from pellucid.generate.sampling import Sampling
 from pellucid.lens.core.inputs import InputError
 from pellucid.look.app import PAGES, PREDICTOR_PAGES, make_look_app
@@ -18,14 +16,13 @@ from pellucid.look.predictor_trace import predictor_trace
 from pellucid.look.reading import line_of, sampled
 from pellucid.look.session import PromptBody, Session
 from pellucid.look.trace_card import trace_facts
-from pellucid.predictors.mixture import Counted, Mixture
+from pellucid.predictors.mixture import Counted, NGramMixture
 from pellucid.predictors.neural import NeuralProbabilistic, NeuralProbabilisticOptions
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.recurrent import Recurrent, RecurrentOptions
 from pellucid.reference.predictors import neural_probabilistic_lm, recurrent_lm
 from pellucid.text.tokenizers.tokenizer import BPETokenizer
-from pellucid.vision.run import ImageModel
 
 TOKENIZER = BPETokenizer.train([TEXT] * 20, 280, "gpt2")
 V, SEPARATOR = TOKENIZER.n_vocab, TOKENIZER.separator
@@ -67,7 +64,7 @@ PREDICTORS = {
     ),
     "elman": lambda: (network("recurrent", cell="elman"), "recurrent"),
     "gru": lambda: (network("recurrent"), "recurrent"),
-    "mixture": lambda: (Mixture(network("neural-probabilistic"), counted(), 0.3), "neural-probabilistic"),
+    "mixture": lambda: (NGramMixture(network("neural-probabilistic"), counted(), 0.3), "neural-probabilistic"),
 }
 
 
@@ -210,12 +207,6 @@ def test_what_cannot_be_shown_is_refused():
     unseen = predictor_trace(Predictor(counted("maximum-likelihood"), TOKENIZER, "ngram", {}), [5, 7])
     with pytest.raises(InputError, match="no token can be drawn"):
         sampled(unseen, -1, Sampling(), 0)
-
-
-def test_a_classifier_of_images_is_refused(monkeypatch):
-    monkeypatch.setattr("pellucid.cli.look.loaded_from", lambda *_: ImageModel(None, None, {}))
-    with pytest.raises(OptionError, match="classifier of images"):
-        readable_from("runs/digits", CheckpointOptions())
 
 
 @pytest.mark.parametrize("kind", [pytest.param("modified-kneser-ney", marks=pytest.mark.slow), "mixture"])

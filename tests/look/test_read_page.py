@@ -7,9 +7,11 @@ import pytest
 import torch
 from tests.look.conftest import TEXT, encoder_decoder, ready, shown_numbers, small_model
 
+from drawing import make_network
 from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
 from pellucid.edits import zero
 from pellucid.generate.sampling import Sampling
+from pellucid.language_model import LanguageModel
 from pellucid.lens.core.inputs import InputError
 from pellucid.look.caching import cached_step
 from pellucid.look.mathml import MathError, mathml
@@ -17,6 +19,8 @@ from pellucid.look.reading import PREAMBLE, column, dot_product, numbers_of_part
 from pellucid.look.session import Session
 from pellucid.look.steps import model_steps
 from pellucid.tensor_names import axes, names
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer
+from planted import BASE, TWO_LISTS
 from some_cases import one_in
 
 ENCODER = Architecture(
@@ -54,15 +58,6 @@ KINDS = {
         "logit_scale": "logit_scale_value",
         "logit_scale_value": 0.5,
     },
-    "gpt-oss": {
-        "attention": Attention(n_heads=4, n_kv_heads=2, sinks="learned", windows=(3, 0)),
-        "positions": Positions(kind="rotary", scaling="yarn", yarn_bounds="exact", n_trained=8),
-        "norm": Norm(kind="rms"),
-        "mlp": MLP(
-            d_ff=8, form="gated", activation="quick_gelu", up="1+u", gate_limit=0.5, experts=3, router_bias="all"
-        ),
-    },
-    "sinks": {"attention": Attention(n_heads=4, n_kv_heads=2, sinks="learned"), "positions": Positions(kind="alibi")},
     "parallel": {
         "block": "parallel",
         "positions": Positions(kind="rotary", fraction=0.5),
@@ -270,6 +265,13 @@ def test_a_shuffled_text_is_read_without_edits(model):
     assert shown["difference"] == plain["difference"]
 
 
+def test_no_step_with_a_cache_is_shown_where_the_whole_text_has_other_frequencies():
+    trace = LanguageModel(make_network(BASE.with_fields(TWO_LISTS)), ByteTokenizer(), {}).trace("0123456789")
+    assert "more than 9 tokens (positions.n_trained)" in cached_step(trace, 9)["reason"]
+    short = LanguageModel(trace.network, ByteTokenizer(), {}).trace("012345678")
+    assert cached_step(short, 8)["difference"] <= 1e-10
+
+
 @pytest.mark.parametrize("kind", ["gpt-2", "llama", "gemma", "n-gram tables", "no norm"])
 def test_the_step_with_a_cache_is_the_whole_pass(kind):
     model = model_of(kind)
@@ -309,7 +311,7 @@ def test_an_equation_that_is_wrong_is_refused():
 def test_the_numbers_on_the_page_are_the_traces(inspector, visit):
     edits = '[{"op":"zero","name":"blocks.0.attn.z","head":[1]}]'
     page = visit(f'{inspector.url}/#edits={edits}&pos=4&open=["embed","blocks.0","blocks.1","output"]')
-    trace = inspector.model.trace(inspector.session.results["example"], edits=[zero("blocks.0.attn.z", head=1)])
+    trace = inspector.model.trace(inspector.session.results["examples"].text, edits=[zero("blocks.0.attn.z", head=1)])
     page.wait_for_selector("section[data-part=output][data-at$='/4']")
     page.wait_for_selector("section[data-part='blocks.1'][data-at$='/4']")
     page.wait_for_selector("section[data-part='blocks.0'][data-at$='/4']")
@@ -401,7 +403,7 @@ def test_one_score_is_added_up_term_by_term(inspector, visit):
     page = visit(f"{inspector.url}/#pos=5&read_key=2&head=1")
     page.wait_for_selector("[data-product='1/2']")
     page.click("[data-product='1/2'] summary >> nth=0")
-    trace = inspector.model.trace(inspector.session.results["example"])
+    trace = inspector.model.trace(inspector.session.results["examples"].text)
     want = trace["blocks.0.attn.scores"][0, 1, 5, 2]
     shown = shown_numbers(page, "[data-product]")
     assert shown["blocks.0.attn.scores[1][2]"] == pytest.approx(float(want), rel=1e-5)

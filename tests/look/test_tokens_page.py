@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,7 +158,7 @@ def test_the_numbers_on_the_page_are_the_traces(run, look_into, visit):
     for k, bits in enumerate(trace.surprisal()[0].tolist(), 1):
         assert shown[f"surprisal.{k}"] == pytest.approx(bits)
         log_probs = trace.logits[0, k - 1].log_softmax(-1)
-        assert shown[f"rank.{k}"] == int((log_probs > log_probs[trace.ids[0, k]]).sum())
+        assert shown[f"rank.{k}"] == 1 + int((log_probs > log_probs[trace.ids[0, k]]).sum())
         assert shown[f"entropy.{k}"] == pytest.approx(
             float(-(log_probs.exp() * log_probs).sum() / math.log(2)), rel=1e-5
         )
@@ -177,3 +178,45 @@ def test_the_numbers_on_the_page_are_the_traces(run, look_into, visit):
     follows, shown = ngrams_of(run)["bigram"].next_probs(trace.ids[0, :6].numpy()), shown_numbers(page, "#sampling")
     best = int(follows.argmax())
     assert shown[f"bigram.{best}"] == pytest.approx(follows[best])
+
+
+def test_circuits_list_tokens_of_the_training_text_unless_all_are_asked_for(run):
+    """Of 256 bytes the text has about thirty; the others keep the weights that they began with."""
+    in_text = {
+        run.tokenizer.token_str(byte) for byte in set((Path(run.provenance["folder"]).parent / "text.txt").read_bytes())
+    }
+    in_text |= set(run.tokenizer.special)
+    with TestClient(make_look_app(Session(run, name="run")), base_url="http://127.0.0.1") as client:
+        known = client.get("/api/w/listed").json()
+        assert known["listed"] <= len(in_text) < known["of"]
+        paths = {
+            "/api/w/head/0/1/token": ("promotes", "looks_for"),
+            "/api/w/neuron/0/3": ("key", "value"),
+            "/api/w/embed/embed/neighbours": ("neighbours",),
+        }
+        outside = 0
+        for path, names in paths.items():
+            query = {"token": "a"} if "neuron" not in path else {}
+            answer = client.get(path, params=query).json()
+            everything = client.get(path, params=query | {"every_token": True}).json()
+            for name in names:
+                assert {text for text, _ in answer[name]} <= in_text, (path, name)
+                values = [value for _, value in answer[name]]
+                assert values == sorted(values, reverse=True)
+                outside += len({text for text, _ in everything[name]} - in_text)
+                # the list is that of all tokens, less those that do not occur
+                kept = [pair for pair in everything[name] if pair[0] in in_text]
+                assert answer[name][: len(kept)] == kept
+            names_of_code = {"model": run}
+            exec(answer["code"], names_of_code)
+            assert "among(listed)" in answer["code"]
+            assert "listed" not in everything["code"]
+        assert outside > 0
+        directions = client.get("/api/w/head/0/1").json()["ov_directions"]
+        assert {text for row in directions for text, _ in row["into"] + row["out"]} <= in_text
+
+
+def test_a_model_without_a_training_text_lists_all_tokens(model):
+    with TestClient(make_look_app(Session(model)), base_url="http://127.0.0.1") as client:
+        assert client.get("/api/w/listed").json() == {"listed": None, "of": model.architecture.n_vocab}
+        assert "among" not in client.get("/api/w/head/0/1/token", params={"token": " cat"}).json()["code"]

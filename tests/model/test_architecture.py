@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import typing
 
 import pytest
@@ -21,6 +22,7 @@ from pellucid.architecture import (
     field_options,
     field_type,
 )
+from pellucid.cli.fields import meanings
 from pellucid.model import Transformer
 from pellucid.option_values import ArchitectureError
 from pellucid.parameter_counts import count_parameters
@@ -170,15 +172,6 @@ def test_sizes_that_follow_from_the_others():
     assert [banded.window(layer) for layer in range(4)] == [0, 256, 0, 256]
 
 
-def test_an_odd_number_of_rotated_coordinates_is_made_even_as_rounding_says():
-    a = A.with_fields({"attention.d_head": 7, "positions.kind": "rotary", "fraction": 0.75, "rounding": "up"})
-    assert (a.d_rotary, a.rotary_divisor) == (6, 5)
-    assert (a.with_fields({"rounding": "down"}).d_rotary, a.with_fields({"rounding": "down"}).rotary_divisor) == (4, 4)
-    assert a.with_fields({"attention.d_head": 8}).d_rotary == a.with_fields({"attention.d_head": 8}).rotary_divisor == 6
-    with pytest.raises(ArchitectureError, match="down where all of an odd d_head = 7"):
-        a.with_fields({"fraction": 1.0})
-
-
 def test_rows_of_another_width_are_projected_and_counted():
     a = A.with_fields({"d_embed": 3, "unembed": "untied"})
     network = Transformer(a)
@@ -240,9 +233,24 @@ def test_without_a_readout_there_is_nothing_of_one():
 
 def test_a_description_from_before_an_option_was_made_is_read_as_it_was():
     old = A.to_dict()
-    for part, name in (("positions", "slopes"), ("positions", "rounding"), ("attention", "scale_value")):
+    for part, name in (("positions", "slopes"), ("attention", "scale_value")):
         del old[part][name]
     assert Architecture.from_dict(old) == A
+
+
+#: sizes, which every model has, and the parts
+SIZES = {"n_vocab", "n_ctx", "d_model", "n_layers", "attention", "mlp", "positions", "norm", "dropout"}
+#: who uses an option: a publication, or a model by the name that its family has
+MODELS = "GPT BERT Llama Qwen OLMo Phi Gemma T5 Mistral Mixtral Cohere Granite BLOOM SmolLM Marian ModernBERT CLIP"
+USER = re.compile(rf"et al\. \d{{4}}|Becker-Kahn|AP & MF|\b({MODELS.replace(' ', '|')})")
+
+
+@pytest.mark.parametrize("kind", [Architecture, Attention, MLP, Positions, Norm, Dropout])
+def test_every_option_names_who_uses_it(kind):
+    """An option that no published model and no source uses is not worth its branches."""
+    said = {name: text + (kind.__doc__ or "") * (name == "kind") for name, text in meanings(kind).items()}
+    unused = [name for name, text in said.items() if name not in SIZES and not USER.search(text)]
+    assert not unused
 
 
 @pytest.mark.parametrize("kind", [Architecture, Attention, MLP, Positions, Norm, Dropout])

@@ -1,12 +1,17 @@
 """Dropout by sample: a row's masks are those of its number, whatever is computed beside it."""
 
+import gc
+import weakref
+
 import pytest
 import torch
+from torch import nn
 
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
 from pellucid.model.attention import choose_attention_kernel
 from pellucid.model.dropout import SampledDropout, draw_by_sample, kept_entries
+from pellucid.model.modes import in_evaluation_mode, kept_in_evaluation_mode
 from pellucid.presets import preset
 
 P = 0.25
@@ -20,6 +25,22 @@ def numbers(n: int, seed: int = 0) -> torch.Tensor:
 
 def kept(n: int = 1, *shape: int, place: int = 0, first: int = 0) -> torch.Tensor:
     return kept_entries(torch.ones(n, *shape), numbers(n), place, first, P)
+
+
+@pytest.mark.parametrize("context", [in_evaluation_mode, kept_in_evaluation_mode])
+def test_a_network_that_two_threads_evaluate_is_restored_when_both_have_ended(context):
+    """It has no dropout before, in whatever order they begin and end."""
+    network = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5).eval())
+    first, second = context(network), context(network)
+    first.__enter__(), second.__enter__()
+    first.__exit__(None, None, None)
+    assert not any(module.training for module in network.modules())
+    second.__exit__(None, None, None)
+    assert [module.training for module in network.modules()] == [True, True, False]
+    kept = weakref.ref(network)
+    del network, first, second
+    gc.collect()
+    assert kept() is None
 
 
 def test_an_entry_is_kept_with_probability_1_minus_p_along_every_axis():

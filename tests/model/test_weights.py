@@ -58,13 +58,6 @@ def test_every_norm_starts_at_one():
         assert all((gain == value).all() for gain in gains)
 
 
-def test_sinks_start_as_those_of_gpt_oss():
-    """N(0, std^2), not divided by the depth."""
-    sinks = [p for name, p in start(A.with_fields({"attention.sinks": "learned"}), std=0.1).items() if "sinks" in name]
-    assert [p.shape for p in sinks] == [(A.n_heads,)] * 8
-    assert abs(torch.cat(sinks).std().item() / 0.1 - 1) < 6 / math.sqrt(2 * 8 * A.n_heads)
-
-
 def test_an_encoder_is_scaled_by_its_own_depth():
     encoder = A.with_fields({"mask": "bidirectional", "n_layers": 2})
     state = start(Architecture.from_dict(A.to_dict() | {"encoder": encoder.to_dict()}))

@@ -16,8 +16,9 @@ from theirs import our_logits, source_of
 
 from pellucid.architecture import Architecture
 from pellucid.hub import FAMILIES, FamilyError, architecture_of, to_ours
+from pellucid.hub.canonical_fields import canonical_fields
 from pellucid.hub.config import read_config
-from pellucid.hub.families import _settled, unknown_entries
+from pellucid.hub.families import unknown_entries
 from pellucid.model import Transformer
 from pellucid.model.weights import load_state
 from some_cases import one_in
@@ -122,13 +123,13 @@ HUB = {
 def test_entries_of_files_on_the_hub_are_known(name):
     config = config_of_theirs(name, "tied").to_dict()
     assert unknown_entries(config | HUB[name]) == []
-    assert _settled(architecture_of(config | HUB[name])) == _settled(architecture_of(config))
+    assert canonical_fields(architecture_of(config | HUB[name])) == canonical_fields(architecture_of(config))
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_entries_that_are_missing_have_their_class_s_values(name):
     config = getattr(transformers, TINY[name][0]).config_class().to_dict()
-    assert _settled(architecture_of({"model_type": name})) == _settled(architecture_of(config))
+    assert canonical_fields(architecture_of({"model_type": name})) == canonical_fields(architecture_of(config))
 
 
 @pytest.mark.parametrize("name", TINY)

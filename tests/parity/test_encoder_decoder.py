@@ -20,13 +20,13 @@ import pellucid
 from drawing import make_network
 from pellucid.architecture import Architecture, Attention, Positions
 from pellucid.hub import FAMILIES, FamilyError, architecture_of, config_of, to_ours, to_theirs
-from pellucid.hub.files import FolderError
 from pellucid.hub.folder import LoadWarning
 from pellucid.hub.open import open_folder, read_network
 from pellucid.language_model import LanguageModel
 from pellucid.model import Cache
 from pellucid.model.positions import Relative
 from pellucid.model.weights import state_of
+from pellucid.model_names import FolderError
 from pellucid.reference.embedding import relative_buckets
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from some_cases import one_in

@@ -12,11 +12,15 @@ from theirs import as_ours, both, draw, farthest, logits_of, numpy_weights, our_
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from pellucid.architecture import Architecture, Attention, Positions
+from pellucid.generate import Sampling, generate_ids
 from pellucid.hub import FamilyError, architecture_of
+from pellucid.lens.core.inputs import InputError, read_inputs
 from pellucid.model import Cache, Transformer
 from pellucid.model.positions import RotaryTable
 from pellucid.model.weights import initialise, load_state, state_of
+from pellucid.reference.generation import generate_with_cache
 from pellucid.reference.layers import rotary_factor, rotary_frequencies
+from pellucid.reference.transformer import forward
 from pellucid.verify.parity import float32_angles
 
 TOLERANCE = 1e-12
@@ -27,7 +31,6 @@ def their_frequencies(p, a, length=None):
     names = {"factor": p.factor, "original_max_position_embeddings": p.n_trained, "rope_theta": p.base}
     names |= {"beta_fast": p.high, "beta_slow": p.low, "attention_factor": p.attention_factor or None}
     names |= {"short_factor": list(p.short_factors), "long_factor": list(p.long_factors)}
-    names |= {"truncate": p.yarn_bounds == "whole"}
     config = transformers.LlamaConfig(
         hidden_size=a.d_model,
         num_attention_heads=a.n_heads,
@@ -51,7 +54,6 @@ def test_their_function_of_the_frequencies_is_ours(data):
         base=data.draw(st.floats(2, 1e6)),
         factor=data.draw(st.floats(0.5, 64)),
         n_trained=n_trained,
-        yarn_bounds=data.draw(st.sampled_from(["whole", "exact"])),
         low=low,
         high=low * data.draw(st.floats(1.5, 40)),
         attention_factor=data.draw(st.sampled_from([0.0, 0.7, 1.3])),
@@ -62,7 +64,7 @@ def test_their_function_of_the_frequencies_is_ours(data):
     attention = Attention(n_heads=2, d_head=2 * n_planes)
     a = Architecture(n_vocab=3, n_ctx=n_ctx, d_model=4 * n_planes, n_layers=1, attention=attention, positions=p)
     w, c = their_frequencies(p, a, n_ctx)
-    np.testing.assert_allclose(rotary_frequencies(a, 0), w, rtol=TOLERANCE)
+    np.testing.assert_allclose(rotary_frequencies(a, 0, np.arange(n_ctx)).ravel(), w, rtol=TOLERANCE)
     assert abs(rotary_factor(a, 0) - c) <= TOLERANCE * c
     if n_ctx <= 64:  # the table holds every position
         i = n_ctx - 1
@@ -103,14 +105,70 @@ def model_and_network(kind, max_position_embeddings=12):
     return model, as_ours(model, config.to_dict())[0]
 
 
-@pytest.mark.parametrize(("kind", "length"), [("longrope", 12), ("dynamic", 20)])
-def test_a_longer_text_is_one_of_a_longer_context(kind, length):
-    """Whole texts of `length`, which theirs reads with other frequencies than shorter ones."""
-    with in_float64():
-        model, network = model_and_network(kind)
+def test_texts_on_both_sides_of_the_border_of_longrope_are_theirs():
+    """Each row of a batch has the frequencies of its own length; in theirs, the longest row chooses for all."""
+    with in_float64(), torch.no_grad():
+        model, network = model_and_network("longrope")
         a = network.architecture
-        assert a.n_ctx == {"longrope": 5, "dynamic": 12}[kind]
-        longer = Transformer(a.with_fields({"n_ctx": length})).double().eval()
+        assert (a.n_ctx, a.frequency_border) == (12, 5)
+        tokens = draw(a)
+        for n in (1, 4, 5, 6, 7, 12):
+            expected = logits_of(model, tokens[:, :n])
+            for logits in both(network, tokens[:, :n]).values():
+                assert farthest(logits, expected) <= TOLERANCE
+        short = network(tokens[:1, :5])
+        assert farthest(short, network(tokens[:1, :6])[:, :5]) > 1e-3
+        padded = torch.cat([tokens[:1, :1], tokens[:1, :5]], 1), tokens[1:2, :6]
+        places = torch.tensor([[0, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]])
+        mask = torch.ones(2, 6, 6, dtype=torch.bool).tril()
+        mask[0, 1:, 0] = False
+        logits = network(torch.cat(padded), positions=places, mask=mask)
+        assert farthest(logits[:1, 1:], short) <= TOLERANCE
+        assert farthest(logits[1:], logits_of(model, tokens[1:2, :6])) <= TOLERANCE
+
+
+def test_generation_across_the_border_of_longrope_is_theirs():
+    """Phi-3's class drops its cache at the border and reads the text again, as ours does; ours in batches too."""
+    with in_float64(), torch.no_grad():
+        model, network = model_and_network("longrope", 20)
+        prompts = [[1, 2, 3], [4, 5, 6, 7, 8, 1, 2], [9, 3, 1, 2, 5]]
+        expected = []
+        for prompt in prompts:
+            ids = torch.tensor([prompt])
+            written = model.generate(ids, max_new_tokens=10, do_sample=False, pad_token_id=0, eos_token_id=None)
+            expected.append(written[0, len(prompt) :].tolist())
+        for cache in (True, False):
+            decoding = generate_ids(network, prompts, max_tokens=10, sampling=Sampling(temperature=0), cache=cache)
+            for step in decoding:
+                for row, logits in zip(step.rows, step.logits, strict=True):
+                    text = torch.tensor([[*row.given, *row.generated[:-1]]])
+                    assert farthest(logits, logits_of(model, text)[0, -1]) <= TOLERANCE
+            assert [row.generated for row in decoding.rows] == expected
+
+
+def test_a_cache_of_a_shorter_text_is_not_continued_beyond_the_border_of_longrope():
+    a = model_and_network("longrope")[1].architecture
+    network = initialise(Transformer(a), 0, std=0.5).double().eval()
+    tokens = draw(a)
+    with torch.no_grad():
+        cache = Cache(a, len(tokens), dtype=torch.float64)
+        network(tokens[:, :5], cache=cache)
+        with pytest.raises(ValueError, match=r"the cache holds keys of a text of up to positions\.n_trained = 5"):
+            network(tokens[:, 5:], cache=cache)
+        cache.crop(0)
+        network(tokens[:, :6], cache=cache)
+        assert farthest(network(tokens[:, 6:], cache=cache), network(tokens)[:, 6:]) <= TOLERANCE
+        with pytest.raises(ValueError, match="longrope has other frequencies"):
+            cache.crop(5)
+
+
+def test_a_longer_text_of_dynamic_is_one_of_a_longer_context():
+    """Whole texts, which theirs reads with other frequencies than shorter ones."""
+    with in_float64():
+        model, network = model_and_network("dynamic")
+        a = network.architecture
+        assert a.n_ctx == 12
+        longer = Transformer(a.with_fields({"n_ctx": 20})).double().eval()
         load_state(longer, state_of(network))
         tokens = draw(longer.architecture)
         # the shorter first: after a longer text, their dynamic scaling keeps its frequencies for this one
@@ -120,11 +178,10 @@ def test_a_longer_text_is_one_of_a_longer_context(kind, length):
                 assert farthest(logits, expected) <= TOLERANCE
 
 
-@pytest.mark.parametrize("kind", LONG)
-def test_their_cache_is_not_the_whole_text_beyond_the_training_and_ours_is(kind):
+def test_their_cache_is_not_the_whole_text_beyond_the_training_and_ours_is():
     """Keys that theirs has kept were rotated by the frequencies of the shorter text; this is why ours has one set."""
     with in_float64(), torch.no_grad():
-        model, network = model_and_network(kind)
+        model, network = model_and_network("dynamic")
         n = network.architecture.n_ctx
         longer = Transformer(network.architecture.with_fields({"n_ctx": n + 3})).double().eval()
         load_state(longer, state_of(network))
@@ -135,6 +192,21 @@ def test_their_cache_is_not_the_whole_text_beyond_the_training_and_ours_is(kind)
         cache = Cache(longer.architecture, len(tokens), dtype=torch.float64)
         longer(tokens[:, :n], cache=cache)
         assert farthest(longer(tokens[:, n:], cache=cache), longer(tokens)[:, n:]) <= TOLERANCE
+
+
+def test_a_trace_of_texts_on_both_sides_of_the_border_is_refused():
+    network = model_and_network("longrope")[1]
+    with pytest.raises(InputError, match=r"texts of 5 to 6 tokens: longrope has other frequencies"):
+        read_inputs(network, None, [[1] * 5, [1] * 6])
+    assert read_inputs(network, None, [[1] * 6, [1] * 7]).tokens.shape == (2, 7)
+
+
+def test_the_definition_s_cache_is_read_again_at_the_border():
+    network = model_and_network("longrope")[1]
+    a, weights = network.architecture, numpy_weights(network)
+    text = generate_with_cache(a, weights, [1, 2, 3], 8)
+    for n in range(3, 11):
+        assert int(forward(a, weights, np.array(text[:n]))[-1].argmax()) == text[n]
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "olmo3", "modernbert"])
@@ -150,16 +222,18 @@ def test_the_context_of_the_training_is_read_in_the_object_of_each_kind_of_layer
         assert farthest(our_logits(network, tokens), logits_of(model, tokens)) <= TOLERANCE
 
 
-def test_two_lists_of_longrope_end_the_context_with_the_training():
-    """In older files the kind is called su, and the list for longer texts stays in the architecture."""
+def test_two_lists_of_longrope_are_read_whole():
+    """In older files the kind is called su."""
     config = {"model_type": "phi3", "max_position_embeddings": 131_072, "original_max_position_embeddings": 4096}
     config |= {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1}
     lists = {"short_factor": [1.0, 1.5, 4.0], "long_factor": [1.0, 2.5, 40]}
     p = architecture_of(config | {"rope_scaling": {"type": "su"} | lists}).positions
     assert (p.short_factors, p.long_factors, p.n_trained, p.factor) == ((1.0, 1.5, 4.0), (1.0, 2.5, 40.0), 4096, 32.0)
-    assert architecture_of(config | {"rope_scaling": {"type": "su"} | lists}).n_ctx == 4096
+    a = architecture_of(config | {"rope_scaling": {"type": "su"} | lists})
+    assert (a.n_ctx, a.frequency_border) == (131_072, 4096)
     same = lists | {"short_factor": lists["long_factor"]}
-    assert architecture_of(config | {"rope_scaling": {"type": "su"} | same}).n_ctx == 131_072
+    a = architecture_of(config | {"rope_scaling": {"type": "su"} | same})
+    assert (a.n_ctx, a.frequency_border) == (131_072, 0)
     with pytest.raises(FamilyError, match=r"positions.short_factors = .* a number above 0 for each of 3 planes"):
         architecture_of(config | {"rope_scaling": {"type": "su"} | lists | {"short_factor": [1.0]}})
 

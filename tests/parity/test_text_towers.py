@@ -12,12 +12,13 @@ from theirs import farthest, perturb
 import pellucid
 from pellucid.conversion import convert
 from pellucid.hub import FamilyError
-from pellucid.hub.families import _settled, architecture_of, unknown_entries
-from pellucid.hub.files import FolderError
+from pellucid.hub.canonical_fields import canonical_fields
+from pellucid.hub.families import architecture_of, unknown_entries
 from pellucid.hub.folder import LoadWarning
 from pellucid.hub.open import open_folder, read_network
 from pellucid.hub.text_towers import TEXT_TOWERS, text_config, text_model_name, whole_model_name
 from pellucid.hub.write import write_tokenizer
+from pellucid.model_names import FolderError
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
 TEXT = {name: value for name, value in LLAMA.items() if name != "rope_parameters"} | {"vocab_size": 13, "head_dim": 6}
@@ -112,7 +113,9 @@ def test_as_published_in_float32(name, tmp_path):
 def test_entries_that_are_missing_have_their_class_s_values(name):
     tower, kind = TEXT_TOWERS[name], getattr(transformers, TEXT_TOWERS[name].model_class)
     whole = text_config(json.loads(kind.config_class().to_json_string(use_diff=False)), tower)
-    assert _settled(architecture_of(text_config({"model_type": name}, tower))) == _settled(architecture_of(whole))
+    assert canonical_fields(architecture_of(text_config({"model_type": name}, tower))) == canonical_fields(
+        architecture_of(whole)
+    )
     assert unknown_entries(whole) == []
 
 

@@ -67,7 +67,7 @@ def gpt2_parameters(config):
 
 
 LOADERS = {
-    "qwen3-mini": ("Qwen3ForCausalLM", lambda config: llama_parameters(config, head_norms=True)),
+    "small": ("Qwen3ForCausalLM", lambda config: llama_parameters(config, head_norms=True)),
     "llama-mini": ("LlamaForCausalLM", llama_parameters),
     "gpt2": ("GPT2LMHeadModel", gpt2_parameters),
 }

@@ -24,7 +24,7 @@ def runs(tmp_path_factory, shakespeare):
     folder = tmp_path_factory.mktemp("mixed")
     (folder / "text.txt").write_text(shakespeare[:8000], encoding="utf-8")
     counted = {"order": 3, "tokenizer": "char"}
-    pellucid.train(folder / "text.txt", out=folder / "counted", predictor="ngram", fields=counted)
+    pellucid.train_predictor(folder / "text.txt", out=folder / "counted", kind="ngram", fields=counted)
     pellucid.train(folder / "text.txt", out=folder / "learned", steps=30, fields=TINY)
     pellucid.train(folder / "text.txt", out=folder / "bytes", steps=1, fields={**TINY, "tokenizer": "byte"})
     return folder
@@ -120,8 +120,8 @@ def test_the_commands_mix(runs, parts, capsys):
     assert capsys.readouterr().out.startswith("Speak")
     assert main(["score", learned, str(runs / "chapter.txt"), "--mix-weight", "0.25"]) == 2
     assert "needs --mix" in capsys.readouterr().err
-    assert main(["generate", learned, "Speak", "--mix", counted, "--speculate", "4"]) == 2
-    assert "--speculate works on a transformer alone, and --mix adds an n-gram" in capsys.readouterr().err
+    assert main(["generate", learned, "Speak", "--mix", counted, "--weights", "int8"]) == 2
+    assert "--weights works on a transformer alone, and --mix adds an n-gram" in capsys.readouterr().err
     assert main(["score", counted, str(runs / "chapter.txt"), "--stride", "4"]) == 2
     assert "--stride needs a transformer, and " in capsys.readouterr().err
     assert main(["plan", counted]) == 2

@@ -11,7 +11,7 @@ from names import N_VOCAB, parts
 from drawing import make_network
 from pellucid.architecture import Architecture
 from pellucid.predictors import neural
-from pellucid.predictors.mixture import Counted, Mixture, fit_weight
+from pellucid.predictors.mixture import Counted, NGramMixture, fit_weight
 from pellucid.predictors.neural import NeuralProbabilistic, NeuralProbabilisticOptions, initialise_predictor
 from pellucid.predictors.ngram import NGram, UnseenContextError
 from pellucid.predictors.options import PredictorError
@@ -221,7 +221,7 @@ def test_maximum_likelihood_as_a_network_refuses_what_it_does_not_know():
     with pytest.raises(UnseenContextError):
         counted(after_known)
     assert counted.last(after_known).exp().argmax() == 1
-    assert Mixture(make(DESCRIBED[0]), counted, 0.5).last(after_known).shape == (1, 11)
+    assert NGramMixture(make(DESCRIBED[0]), counted, 0.5).last(after_known).shape == (1, 11)
 
 
 def transformer(n_vocab):
@@ -235,7 +235,7 @@ def test_the_last_position_alone_is_that_of_all(n):
     tokens, ids = some_tokens(3, n), some_tokens(1, 300)[0].numpy()
     counts = [Counted(NGram.train(ids, 11, order, separator=s)) for order in (1, 2, 4) for s in (None, 3)]
     networks = [*map(make, DESCRIBED), Windowed(transformer(11))]
-    for network in (*counts, *networks, *(Mixture(network, counts[-1], 0.3) for network in networks)):
+    for network in (*counts, *networks, *(NGramMixture(network, counts[-1], 0.3) for network in networks)):
         with torch.inference_mode():
             torch.testing.assert_close(network.last(tokens), network(tokens)[:, -1], rtol=1e-10, atol=1e-10)
 
@@ -255,13 +255,13 @@ def test_a_mixture_of_vocabularies_of_different_sizes_is_one_distribution(n_voca
     """A network may have rows that are no token, as Pythia's, or none for the last tokens."""
     network, tokens = Windowed(transformer(n_vocab)), some_tokens(3, 5) % 9
     counted = Counted(NGram.train(some_tokens(1, 300)[0].numpy(), 11, 3))
-    p = Mixture(network, counted, 0.3)(tokens).exp()
+    p = NGramMixture(network, counted, 0.3)(tokens).exp()
     assert p.size(-1) == max(n_vocab, 11)
     torch.testing.assert_close(p.sum(-1), torch.ones(3, 5, dtype=torch.float64))
     n = min(n_vocab, 11)
     expected = 0.3 * network(tokens).softmax(-1)[..., :n] + 0.7 * counted(tokens).exp()[..., :n]
     torch.testing.assert_close(p[..., :n], expected, rtol=1e-12, atol=1e-14)
-    scored = Mixture(network, counted, 0.3).log_probs(tokens[0].numpy())
+    scored = NGramMixture(network, counted, 0.3).log_probs(tokens[0].numpy())
     np.testing.assert_allclose(scored, p[0, torch.arange(4), tokens[0, 1:]].log().numpy(), atol=1e-12)
 
 
@@ -270,14 +270,14 @@ def test_a_mixture_is_the_mean_of_the_probabilities(choices):
     network, tokens = make(choices), some_tokens()
     counted = Counted(NGram.train(some_tokens(1, 300)[0].numpy(), 11, 3))
     for weight in (0.0, 0.3, 1.0):
-        mixed = Mixture(network, counted, weight)
+        mixed = NGramMixture(network, counted, weight)
         expected = weight * network(tokens).softmax(-1) + (1 - weight) * counted(tokens).exp()
         torch.testing.assert_close(mixed(tokens).exp(), expected, rtol=1e-12, atol=1e-14)
         ids = tokens[0, :6].numpy()  # within one window of the recurrent predictor
         scored = mixed(tokens[:1, :5])[0, torch.arange(5), tokens[0, 1:6]]
         np.testing.assert_allclose(mixed.log_probs(ids), scored.detach().numpy(), atol=1e-12)
     with pytest.raises(PredictorError, match=r"weight = 1\.5"):
-        Mixture(network, counted, 1.5)
+        NGramMixture(network, counted, 1.5)
 
 
 def test_the_weight_fitted_by_em_is_the_best_one():

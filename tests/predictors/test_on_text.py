@@ -33,7 +33,7 @@ def runs(tmp_path_factory, shakespeare):
         for i in range(4):
             (folder / f"{i}.md").write_text(shakespeare[1000 * i : 1000 * (i + 1)], encoding="utf-8")
         counted = {"order": 3, "tokenizer": "char"}
-        pellucid.train(folder / "text.txt", out=folder / "counted", predictor="ngram", fields=counted)
+        pellucid.train_predictor(folder / "text.txt", out=folder / "counted", kind="ngram", fields=counted)
         pellucid.train(folder / "text.txt", out=folder / "learned", steps=2, fields=TINY)
         inside = TINY | {"inside_documents": "yes"}
         pellucid.train(*sorted(folder.glob("*.md")), out=folder / "inside", steps=2, fields=inside)
@@ -352,6 +352,13 @@ def test_one_text_as_json_has_one_row(runs, tmp_path, capsys):
     assert printed["counted"] == "the bytes of the file"
     assert row["log_prob"] == printed["log_prob"] == expected.log_prob
     assert printed["bits_per_byte"] == expected.bits_per_byte
+
+
+def test_a_divided_text_as_json_has_a_row_for_each_document(runs, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text(f"{TEXT}***{TEXT}")
+    assert main(["score", str(runs / "learned"), str(tmp_path / "a.txt"), "--split-at", "***", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [(row["row"], row["document"]) for row in printed["documents"]] == [(None, 1), (None, 2)]
 
 
 def test_tokens_are_printed_of_one_text(runs, rows, capsys):

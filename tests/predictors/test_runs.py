@@ -12,9 +12,10 @@ import torch
 
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.scoring import ScoringError
+from pellucid.look.model_card import loading_code
 from pellucid.predictors.data import PredictorData
 from pellucid.predictors.load import load_predictor
-from pellucid.predictors.mixture import Mixture
+from pellucid.predictors.mixture import NGramMixture
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.ngram_baselines import score_baselines
 from pellucid.predictors.options import PredictorError
@@ -169,30 +170,34 @@ def test_interrupted_and_resumed_is_uninterrupted(tmp_path, text, kind):
 
     assert rows(tmp_path / "cut") == rows(whole.path)
     longer = train_predictor(kind=kind, out=tmp_path / "cut", resume=True, steps=8)
-    assert (longer.step, longer.recipe.segments) == (8, ((0, 6), (6, 8)))
+    assert (longer.step, longer.recipe.decay) == (8, (5, 8))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mixture_is_fitted_on_training_text_set_aside(tmp_path, text, kind):
-    run = small(text, kind, tmp_path / "run", steps=30, more={"mixture": 4, "learning_rate": 0.02})
+    """As that of a transformer (tests/training/test_mixed_training.py)."""
+    run = small(text, kind, tmp_path / "run", steps=30, more={"mix": "auto", "learning_rate": 0.02})
     predictor, tokens = load_predictor(run.path), prepared(tmp_path)
-    assert isinstance(predictor.network, Mixture)
-    part = tokens.part("train")
-    cut = int(len(part) * 0.95)
-    expected = NGram.train(part.read(0, cut), tokens.n_vocab, 4)
+    assert isinstance(predictor.network, NGramMixture)
+    part, ranges = tokens.part("train"), json.loads((run.path / "data.json").read_bytes())["set_aside"]
+    rest = part.without(ranges)
+    assert len(rest) == pytest.approx(0.95 * len(part), rel=0.001)
+    expected = NGram.train(rest.read(0, len(rest)), tokens.n_vocab, 5)
     held_out = tokens.part("held_out").read(0, len(tokens.part("held_out")))
     np.testing.assert_array_equal(predictor.network.counted.log_probs(held_out), expected.log_probs(held_out))
     row = read_metrics(run.path / "metrics.jsonl")[-1]
     assert 0 < row["mixture_weight"] == predictor.network.weight < 1
-    assert run.held_out_loss == row["held_out_loss"] == pytest.approx(-predictor.log_probs(held_out).mean(), abs=1e-9)
+    assert row["mixed_loss"] == pytest.approx(-predictor.log_probs(held_out).mean(), abs=1e-6)
+    assert row["unmixed_loss"] == pytest.approx(-predictor.network.network.log_probs(held_out).mean(), abs=1e-6)
     # the weight is the best one for the text set aside
-    aside = part.read(cut, len(part))
-    own, counted = (m.log_probs(aside) for m in (predictor.network.network, predictor.network.counted))
+    aside = [part.read(*one) for one in ranges]
+    both = (predictor.network.network, predictor.network.counted)
+    own, counted = (np.concatenate([m.log_probs(ids) for ids in aside]) for m in both)
     gains = [np.logaddexp(np.log(w) + own, np.log(1 - w) + counted).sum() for w in np.linspace(0.01, 0.99, 99)]
     assert row["mixture_weight"] == pytest.approx(np.linspace(0.01, 0.99, 99)[int(np.argmax(gains))], abs=0.011)
-    assert not isinstance(load_predictor(run.path, checkpoint="last").network, Mixture)
+    assert not isinstance(load_predictor(run.path, checkpoint="last").network, NGramMixture)
     again = train_predictor(kind=kind, out=run.path, resume=True)  # finished: nothing is done twice
-    assert again.held_out_loss == run.held_out_loss
+    assert (again.mixture_weight, again.held_out_loss) == (run.mixture_weight, run.held_out_loss)
 
 
 # Using --------------------------------------------------------------------------------------
@@ -284,7 +289,8 @@ def test_baselines_are_the_counts_on_the_held_out_part(tmp_path, text):
         ("neural-probabilistic", {"steps": -1}, "steps = -1"),
         ("neural-probabilistic", {"steps": 3, "minutes": 1}, "given twice"),
         ("neural-probabilistic", {"fields": {"optimizer": "muon"}}, "no field 'optimizer'"),
-        ("neural-probabilistic", {"fields": {"mixture": -1}}, "mixture = -1"),
+        ("neural-probabilistic", {"fields": {"mix": "always"}}, "train.mix = 'always'"),
+        ("ngram", {"fields": {"mix": "auto"}}, "no field 'mix'"),
         ("recurrent", {"fields": {"inside_documents": "yes"}}, "keeps its state across documents"),
         ("oracle", {}, "choose one of ngram, neural-probabilistic, recurrent"),
     ],
@@ -322,7 +328,7 @@ def test_text_that_changed_is_not_resumed_on(tmp_path, text):
 def test_fields_that_would_be_ignored_cannot_be_set():
     assert {"model.order", "model.smoothing", "text.tokenizer", "train.seed"} <= set(predictor_fields("ngram"))
     assert "train.learning_rate" not in predictor_fields("ngram")
-    ignored = {"optimizer", "recompute", "init_std", "objective", "mask_share", "attention", "ngram_weight_decay"}
+    ignored = {"optimizer", "recompute", "init_std", "objective", "mask_share", "attention"}
     assert not {f"train.{name}" for name in ignored} & set(predictor_fields("recurrent"))
     make_predictor_recipe((), "ngram", {"alpha": 7, "smoothing": "add-alpha"}, {})
     with pytest.raises(RecipeError, match="alpha belongs to smoothing=add-alpha"):
@@ -342,29 +348,20 @@ def test_interrupted_while_it_counts_an_ngram_leaves_nothing(tmp_path, text, mon
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("step", ["best", "4"])
+def test_the_code_of_the_inspector_opens_a_mixture_as_one_and_its_network_alone_as_that(tmp_path, text, step):
+    run = small(text, "recurrent", tmp_path / "run", {"mix": "auto"}, steps=4).path
+    names: dict = {}
+    exec(loading_code(load_predictor(run, checkpoint=step, allow_nan=True)), names)
+    assert isinstance(names["model"].network, NGramMixture) is (step == "best")
+    assert names["model"].provenance == {"folder": str(run), "allow_nan": True, "step": 4}
+
+
 def test_a_mixture_fitted_for_another_checkpoint_is_refused(tmp_path, text):
-    run = small(text, "recurrent", tmp_path / "run", {"mixture": 3}).path
+    run = small(text, "recurrent", tmp_path / "run", {"mix": "auto"}).path
     fitted = json.loads((run / "mixture.json").read_bytes())
-    assert isinstance(load_predictor(run).network, Mixture)
+    assert isinstance(load_predictor(run).network, NGramMixture)
     (run / "mixture.json").write_text(json.dumps(fitted | {"step": fitted["step"] + 1}))
     with pytest.raises(PredictorError, match=r"finish the run \(--resume\), or open the network alone"):
         load_predictor(run)
-    assert not isinstance(load_predictor(run, checkpoint=str(fitted["step"])).network, Mixture)
-
-
-@pytest.mark.parametrize(
-    ("order", "n_bytes", "reason"),
-    [
-        (3, 10**6, "counting [0-9,]+ tokens may take"),
-        (20_000, 2**60, "needs as many tokens, and there are [0-9,]+ to train on"),
-    ],
-)
-def test_a_mixture_that_could_not_be_counted_is_refused_before_training(
-    tmp_path, text, monkeypatch, order, n_bytes, reason
-):
-    for name in ("memory_bytes", "free_bytes"):
-        monkeypatch.setattr(f"pellucid.predictors.trainable.{name}", lambda device: n_bytes)
-    monkeypatch.setattr("pellucid.predictors.trainable.PredictorTrainable.build", lambda self: pytest.fail("it trains"))
-    with pytest.raises(RecipeError, match=reason):
-        small(text, "recurrent", tmp_path / "run", {"mixture": order})
-    assert not (tmp_path / "run").exists()
+    assert not isinstance(load_predictor(run, checkpoint=str(fitted["step"])).network, NGramMixture)

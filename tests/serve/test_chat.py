@@ -12,6 +12,7 @@ from tests.serve.conftest import small_network
 
 from pellucid.architecture import Architecture, Attention
 from pellucid.generate.decode import generate_ids
+from pellucid.generate.replies import recent_messages
 from pellucid.generate.sampling import Sampling
 from pellucid.model import Transformer
 from pellucid.serve.app import make_app
@@ -190,7 +191,16 @@ def test_a_known_beginning_of_a_conversation_is_not_read_again(client):
     said = {"role": "assistant", "content": first.choices[0].message.content}
     longer = [*MESSAGES, said, {"role": "user", "content": "And?"}]
     again = client.chat.completions.create(**BODY | {"messages": longer})
-    assert again.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens - 1
+    assert again.usage.prompt_tokens_details.cached_tokens == 64
+
+
+def test_known_tokens_do_not_tell_what_another_client_has_asked(client):
+    """A guess that is right for longer has the same figures, up to a whole block."""
+    told = []
+    for content in ("p" * 60 + "secret", "p" * 60 + "secreX", "p" * 60 + "X"):
+        body = BODY | {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        told.append(client.chat.completions.create(**body).usage.prompt_tokens_details.cached_tokens)
+    assert told[1:] == [64, 64]
 
 
 def test_without_a_limit_an_answer_has_the_rest_of_the_context(client):
@@ -203,7 +213,7 @@ def test_without_a_limit_an_answer_has_the_rest_of_the_context(client):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"tools": [{"type": "function"}]}, "tools is not done here"),
+        ({"tool_choice": "required", "tools": [{"type": "function"}]}, "tool_choice is not done here"),
         ({"response_format": {"type": "json_object"}}, "response_format is not done here"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}]}, "has no content"),
@@ -268,6 +278,114 @@ def test_harmless_fields_are_accepted(http):
     assert http.post("/v1/chat/completions", json=BODY | {"messages": messages} | harmless).status_code == 200
 
 
+TOOL = {"type": "function", "function": {"name": "<|im_end|>time", "description": "The time.", "parameters": {}}}
+#: ChatML with the names of the tools before the messages
+WITH_TOOLS = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}" + ChatTemplate().source
+
+
+def tool_server():
+    """One model whose template reads tools, and one whose template does not."""
+    templates = {"reads": ChatTemplate(WITH_TOOLS), "plain": ChatTemplate()}
+    served = [ServedModel(name, chatty_engine(), template) for name, template in templates.items()]
+    return TestClient(make_app(served, hosts=("testserver",)))
+
+
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}])
+def test_tools_are_written_by_templates_that_read_them_and_else_said_to_be_ignored(choice):
+    """Open WebUI attaches its tools to every message; markers in their names end no turn."""
+    with tool_server() as client:
+        for path, body in (
+            ("/v1/chat/completions", {"messages": MESSAGES, "tools": [TOOL]}),
+            ("/v1/responses", {"input": MESSAGES, "tools": [{"type": "function", **TOOL["function"]}]}),
+        ):
+            plain, reads = (client.post(path, json={"model": one, **body, **choice}) for one in ("plain", "reads"))
+            assert (plain.status_code, reads.status_code) == (200, 200), plain.text + reads.text
+            assert plain.headers["Pellucid-Ignored"] == "tools"
+            assert "Pellucid-Ignored" not in reads.headers
+            n_plain, n_reads = (
+                {"prompt_tokens": 0, "input_tokens": 0, **one.json()["usage"]} for one in (plain, reads)
+            )
+            added = sum(n_reads[name] - n_plain[name] for name in ("prompt_tokens", "input_tokens"))
+            assert added == len("[<|im_end|>time]")
+        stream = client.post("/v1/chat/completions", json=BODY | {"model": "plain", "tools": [TOOL], "stream": True})
+        assert stream.headers["Pellucid-Ignored"] == "tools"
+
+
+def test_hosted_tools_and_fields_that_change_nothing_are_accepted_by_responses(http):
+    plain = {"model": "chatty", "input": [{"role": "user", "content": "x"}], "seed": 1}
+    reasoning = {"type": "reasoning", "id": "rs_1", "summary": []}
+    more = {
+        "input": [reasoning, *plain["input"]],
+        "tools": [{"type": "web_search"}],
+        "include": ["reasoning.encrypted_content"],
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+        "reasoning": {"effort": "low"},
+        "max_tool_calls": 3,
+        "parallel_tool_calls": True,
+    }
+    answers = [http.post("/v1/responses", json=body) for body in (plain, plain | more)]
+    assert answers[1].status_code == 200, answers[1].text
+    assert answers[1].headers["Pellucid-Ignored"] == "tools"
+    texts = [answer.json()["output"][0]["content"][0]["text"] for answer in answers]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "sentence"),
+    [
+        ("chat/completions", {"messages": MESSAGES, "temprature": 2}, "temprature", "did you mean temperature?"),
+        ("chat/completions", {"messages": MESSAGES, "max_tokens": 5000}, "max_tokens", "max_tokens = 5000"),
+        (
+            "chat/completions",
+            {"messages": MESSAGES, "max_completion_tokens": 5000},
+            "max_completion_tokens",
+            "max_completion_tokens = 5000",
+        ),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x" * 200}]}, "messages", "the prompt has"),
+        ("chat/completions", {"messages": MESSAGES, "response_format": {"type": "x"}}, "response_format", "not done"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "a", "content": "", "audio": 1}]},
+            "messages.0.audio",
+            "messages.0",
+        ),
+        ("responses", {"input": "x", "max_output_tokens": 5000}, "max_output_tokens", "max_output_tokens = 5000"),
+        ("responses", {"input": "x" * 200}, "input", "the prompt has"),
+        ("responses", {"input": "x", "max_tokens": 5}, "max_tokens", "is called max_output_tokens"),
+        ("responses", {"input": "x", "instructoins": "y"}, "instructoins", "did you mean instructions?"),
+        ("embeddings", {"input": "x", "poling": "last"}, "poling", "did you mean pooling?"),
+    ],
+)
+def test_an_error_names_the_field_of_its_route(http, path, body, param, sentence):
+    answer = http.post(f"/v1/{path}", json={"model": "chatty"} | body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert sentence in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_early_turns_are_left_out_of_a_long_conversation_as_in_the_terminal(http, engine, path):
+    turn = [{"role": "user", "content": "How are you?"}, {"role": "assistant", "content": "Well."}]
+    messages = [MESSAGES[0], *turn * 10, {"role": "user", "content": "And now?"}]
+    name, limit = ("messages", "max_tokens") if "chat" in path else ("input", "max_output_tokens")
+    body = {"model": "chatty", name: messages, limit: 8, "seed": 2}
+    assert http.post(path, json=body).json()["error"]["param"] == name
+    alone = {name: [{"role": "user", "content": "x" * 200}], "truncation": "auto"}
+    assert http.post(path, json=body | alone).json()["error"]["param"] == name
+    answer = http.post(path, json=body | {"truncation": "auto"})
+    assert answer.status_code == 200, answer.text
+    kept = recent_messages(ChatTemplate(), engine.tokenizer, messages, 160 - 8)
+    assert len(messages) - len(kept) == int(answer.headers["Pellucid-Messages-Left-Out"]) > 0
+    n_read = len(ChatTemplate().encode(kept, engine.tokenizer))
+    assert n_read in answer.json()["usage"].values()
+    more = {name: kept, "truncation": "disabled"}
+    texts = [
+        (one["choices"][0]["message"]["content"] if "choices" in one else one["output"][0]["content"][0]["text"])
+        for one in (answer.json(), http.post(path, json=body | more).json())
+    ]
+    assert texts[0] == texts[1]
+
+
 #: what Open WebUI (routers/openai.py and tasks.py) and LibreChat (its client is OpenAI's package for Node) send
 REPLAYED = {
     "Open WebUI, a message": {
@@ -277,6 +395,8 @@ REPLAYED = {
         "stream_options": {"include_usage": True},
         "temperature": 0.8,
         "stop": ["###"],
+        "tools": [TOOL],
+        "tool_choice": "auto",
         "user": {"name": "Ann", "id": "1", "email": "ann@example.org", "role": "user"},
     },
     "Open WebUI, a title": {
@@ -385,11 +505,12 @@ def test_openais_package_reads_the_events(client):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools is not done here"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice is not done here"),
+        ({"text": {"format": {"type": "json_object"}}}, "text: format is not done here"),
         ({"previous_response_id": "resp_1"}, "previous_response_id is not done here"),
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input.0: an item of type 'fun"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "'input_image'"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text is not done here"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text: format is not done here"),
         ({"top_logprobs": 2}, "top_logprobs applies to include"),
         ({"max_tokens": 3}, "max_tokens is called max_output_tokens on this route"),
         ({"max_completion_tokens": 3}, "max_completion_tokens is called max_output_tokens"),

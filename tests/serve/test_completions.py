@@ -143,6 +143,17 @@ def test_text_offsets_count_characters_where_tokens_are_bytes(client):
     assert served.choices[0].text == "nét"
 
 
+@pytest.mark.parametrize(
+    ("data", "offsets"),
+    [(b"\xc3A", [0, 1]), (b"\xf0\x9fA", [0, 0, 1]), (b"\xc3\xc3\xa9", [0, 1, 1]), (b"\xe2\xffA", [0, 1, 2])],
+)
+def test_text_offsets_count_the_mark_of_an_unfinished_character(client, data, offsets):
+    options = {"max_tokens": 0, "logprobs": 0, "echo": True}
+    (choice,) = client.completions.create(model="small", prompt=list(data), **options).choices
+    assert choice.text == data.decode(errors="replace")
+    assert choice.logprobs.text_offset == offsets
+
+
 def test_text_offsets_count_the_text_where_a_prompt_ends_inside_a_character(client):
     """What is generated is text by itself, so that the halves of é are two characters that cannot be read."""
     first, second = "é".encode()

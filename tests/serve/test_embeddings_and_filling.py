@@ -17,9 +17,11 @@ from pellucid.predictors.mixture import Counted
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.predictor import Predictor
 from pellucid.serve.app import make_app
+from pellucid.serve.embeddings import embedding_steps
 from pellucid.serve.opening import EngineOptions, describe_engine, engine_for
 from pellucid.serve.served import ServedModel
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
+from planted import BASE, TWO_LISTS
 
 TEXTS = ["To be, or not to be", "x", "né" * 20]
 
@@ -75,6 +77,36 @@ def test_embeddings_are_the_final_stream(server, pooling):
     np.testing.assert_allclose(served.data[0].embedding, expected[0], atol=1e-6)
     assert served.usage.prompt_tokens == len(TEXTS[0])
     client.close()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_no_length_of_a_text_changes_the_vector_of_another(monkeypatch, pooling):
+    monkeypatch.setattr("pellucid.serve.embeddings.CHUNK", 12)
+    network = make_network(BASE.with_fields(TWO_LISTS | {"readout": "none"}))
+    # longrope has other frequencies beyond 9 tokens: within one batch, and within one text
+    texts = [[1, 2, 3], list(range(10)), [4, 5, 6], list(range(16)), [7, 8]]
+    *_, vectors = embedding_steps(network, texts, pooling)
+    for ids, vector in zip(texts, vectors, strict=True):
+        stream = network.hidden(torch.tensor([ids]))[0].detach()
+        expected = stream.mean(0) if pooling == "mean" else stream[-1]
+        np.testing.assert_allclose(vector, (expected / expected.norm()).tolist(), atol=1e-10)
+
+
+@pytest.mark.parametrize("mask", ["causal", "prefix", "bidirectional"])
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_texts_are_embedded_in_batches_by_length(monkeypatch, mask, pooling):
+    monkeypatch.setattr("pellucid.serve.embeddings.CHUNK", 12)
+    attention = Attention(n_heads=2, mask=mask)
+    network = make_network(Architecture(n_vocab=20, n_ctx=32, d_model=16, n_layers=2, attention=attention))
+    texts = [[1, 2], *([n] for n in range(10)), [3, 4, 5], list(range(20)), [6, 7], [9, 9, 9]]
+    *rounds, vectors = embedding_steps(network, texts, pooling)
+    # causal: ten texts of one token, two of two with two of three, and two chunks of the long one
+    assert len(rounds) == 4
+    for ids, vector in zip(texts, vectors, strict=True):
+        with torch.inference_mode():
+            stream = network.hidden(torch.tensor([ids]))[0]
+        expected = stream.mean(0) if pooling == "mean" else stream[-1]
+        np.testing.assert_allclose(vector, (expected / expected.norm()).tolist(), atol=1e-10)
 
 
 def test_as_many_texts_are_embedded_at_once_as_with_openai(server):

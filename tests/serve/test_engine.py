@@ -241,11 +241,12 @@ def test_a_long_prompt_delays_the_others_by_one_chunk(network):
         for rounds in range(1, 9):
             read, told = engine.prompt_tokens, len(short.emit.events)
             engine.round()
-            assert engine.prompt_tokens - read <= 2
+            # the first round reads the short prompt's only token besides, in the step
+            assert engine.prompt_tokens - read <= 2 + (rounds == 1)
             assert len(short.emit.events) > told, rounds
 
 
-def test_a_prompts_last_token_is_read_in_the_step_that_others_take(monkeypatch):
+def test_a_prompts_pieces_are_read_in_the_steps_that_others_take(monkeypatch):
     torch.manual_seed(0)
     network = Transformer(Architecture(**SMALL, attention=Attention(n_heads=2))).double().eval()
     alone = serve(BatchingEngine(network, IdTokenizer(11)), [request([3, 1, 4, 1, 5, 9, 2])])[0].tokens
@@ -264,8 +265,8 @@ def test_a_prompts_last_token_is_read_in_the_step_that_others_take(monkeypatch):
         for _ in range(3):
             engine.round()
     # two steps with a piece each, and one step for both sequences
-    assert shapes == [(1, 5), (1, 3), (2, 1)]
-    assert long.emit.tokens == alone[:1]
+    assert shapes == [(1, 5), (1, 4), (2, 1)]
+    assert long.emit.tokens == alone[:2]
     assert engine.prompt_tokens == 1 + 7
     serve(engine, [])
     assert long.emit.tokens == alone
@@ -303,3 +304,67 @@ def test_samples_of_one_prompt_read_it_together(network):
     assert engine.prompt_tokens < 2 * len(prompt)
     assert engine.prompt_tokens + engine.prefix_reused == 3 * len(prompt)
     assert sum(sample.cached_tokens for sample in samples) == engine.prefix_reused
+
+
+@pytest.mark.parametrize("prefixes", [0, 2**20])
+def test_no_pass_reads_the_same_tokens_twice_where_they_are_kept(network, prefixes):
+    prompt = [3, 1, 4, 1, 5, 9, 2]
+    engine = BatchingEngine(network, IdTokenizer(11), chunk=10, prefixes=prefixes)
+    samples = [request(prompt, sample=number) for number in range(3)]
+    serve(engine, [*samples, request([3, 1, 4])])
+    # once whole, and for two samples the last token; the short prompt's last token is known to be the third
+    assert engine.prompt_tokens == (len(prompt) + 3 if prefixes else 3 * len(prompt) + 3)
+
+
+@pytest.mark.parametrize("n_newcomers", [0, 6])
+def test_a_sequence_whose_window_moves_goes_before_newcomers(network, n_newcomers):
+    """A stream that somebody reads waits for its own window, whoever waits for a first token."""
+    engine = BatchingEngine(network, IdTokenizer(11), chunk=2, prefixes=0, max_tokens=50)
+    other, moving = request([1], max_tokens=50), request([2] * 15, max_tokens=4)
+    engine.submit([other, moving])
+    with torch.inference_mode():
+        while len(moving.emit.tokens) < 2:
+            engine.round()
+        newcomers = [request([number] * 9, max_tokens=1) for number in range(n_newcomers)]
+        engine.submit(newcomers)
+        rounds = 0
+        while len(moving.emit.tokens) < 3:
+            engine.round()
+            rounds += 1
+    # eight tokens, two in a round, and at most one round in which nothing is read
+    assert rounds <= 6
+    # the last piece leaves room for one token
+    assert sum(generation.cache.length for generation in newcomers if generation.cache) <= 2
+    assert moving.emit.tokens == serve(BatchingEngine(network, IdTokenizer(11)), [request([2] * 15)])[0].tokens[:3]
+
+
+@pytest.mark.parametrize("n_decoding", [0, 1])
+@pytest.mark.parametrize("prompt", [[1], [1, 2, 3, 4, 5, 9]])
+def test_all_whose_prompts_are_known_join_in_one_round(network, n_decoding, prompt):
+    engine = BatchingEngine(network, IdTokenizer(11), chunk=4, max_tokens=50)
+    (alone,) = serve(engine, [request(prompt)])
+    engine.submit([request([7], max_tokens=50) for _ in range(n_decoding)])
+    with torch.inference_mode():
+        if n_decoding:
+            engine.round()
+        known = [request(prompt, sample=sample) for sample in range(8)]
+        engine.submit(known)
+        engine.round()
+    assert [len(generation.emit.tokens) for generation in known] == [1] * 8
+    serve(engine, [])
+    assert [generation.emit.tokens for generation in known] == [alone.tokens] * 8
+
+
+def test_known_prompts_that_are_long_together_join_in_several_rounds(network, monkeypatch):
+    """Their keys and values are copied, of two at once here, which others wait for."""
+    monkeypatch.setattr("pellucid.serve.batching.KNOWN_AT_ONCE", 10)
+    engine, prompt = BatchingEngine(network, IdTokenizer(11)), [1, 2, 3, 4, 5, 9]
+    serve(engine, [request(prompt)])
+    known = [request(prompt, sample=sample) for sample in range(5)]
+    engine.submit(known)
+    joined = []
+    with torch.inference_mode():
+        while engine.reading or engine.waiting:
+            engine.round()
+            joined.append(sum(bool(generation.emit.tokens) for generation in known))
+    assert joined == [2, 4, 5]

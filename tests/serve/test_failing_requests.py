@@ -191,8 +191,31 @@ def test_a_sequence_for_which_there_is_no_memory_leaves_the_batch_as_it_was(monk
     )
 
 
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_prompt_for_which_there_is_no_memory_ends_alone(before, monkeypatch):
+    """Also where it is the first one that is read, or the only one."""
+    expected = [alone(network(), **options) for options in GOOD[: 1 + before]]
+    engine = BatchingEngine(network(), IdTokenizer(11), prefixes=0)
+    requests, bad = [request(**options) for options in GOOD[: 1 + before]], request([5, 5, 5])
+    cache_for = engine.cache_for
+
+    def too_large(generation, tokens):
+        return bytearray(2**80) if generation is bad else cache_for(generation, tokens)
+
+    monkeypatch.setattr(engine, "cache_for", too_large)
+    with torch.inference_mode():
+        engine.submit([requests[0]])
+        while not requests[0].state.generated:
+            engine.round()
+        engine.submit([*requests[1:], bad])
+    serve(engine, [])
+    assert [type(event) for event in bad.emit.events] == [OverflowError]
+    for one, other in zip(requests, expected, strict=True):
+        assert_same(([e.token for e in one.emit.events], [e.score.log_prob for e in one.emit.events]), other)
+
+
 def test_a_round_that_fails_as_a_whole_ends_what_it_computed_and_the_engine_goes_on(monkeypatch, capsys):
-    """A prompt whose piece was being read ends too, although it stands in no list while the step is taken."""
+    """A prompt whose piece was being read ends too."""
     model = network()
     expected = alone(model, prompt_ids=[1])
     engine = BatchingEngine(model, IdTokenizer(11), chunk=2, max_tokens=50)
@@ -205,7 +228,6 @@ def test_a_round_that_fails_as_a_whole_ends_what_it_computed_and_the_engine_goes
             patch.setattr(engine, "settle", lambda group, goes_on: 1 / 0)
             with pytest.raises(ZeroDivisionError) as raised:
                 engine.round()
-        assert read not in engine.running()
         engine.submit([waiting])
         engine.round_failed(raised.value)
     assert "ZeroDivisionError" in capsys.readouterr().err

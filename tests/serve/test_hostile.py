@@ -1,5 +1,6 @@
 """Hostile requests between good ones, and streams that nobody reads to the end: nobody else notices, nothing leaks."""
 
+import asyncio
 import contextlib
 import ctypes
 import gc
@@ -7,13 +8,25 @@ import json
 import random
 import socket
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
+from tests.serve.conftest import small_network
 
+from pellucid.serve import app as app_module
+from pellucid.serve import json_bodies
+from pellucid.serve.app import make_app
+from pellucid.serve.batching import BatchingEngine
 from pellucid.serve.generation import Generation
+from pellucid.serve.served import ServedModel
+from pellucid.serve.threads import LONG_REQUESTS
+from pellucid.text.chat_template import ChatTemplate
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 
 COMPLETIONS = "/v1/completions"
 GOOD = {"prompt": "To be", "max_tokens": 4, "temperature": 0}
@@ -57,7 +70,7 @@ HOSTILE = [
     (COMPLETIONS, json.dumps({"prompt": ["x"] * 256, "n": 8}), 400),
     ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "x"}]}', 400),
     ("/v1/chat/completions", '{"messages": "x"}', 400),
-    ("/v1/responses", '{"input": "x", "tools": [{}]}', 400),
+    ("/v1/responses", '{"input": "x", "tool_choice": "required"}', 400),
     ("/v1/embeddings", '{"input": [[1e9]]}', 400),
     ("/v1/embeddings", '{"input": ["' + "x" * 500 + '"]}', 400),
     ("/v1/fill", '{"text": "[MASK]"}', 400),
@@ -156,3 +169,89 @@ def test_a_thousand_aborted_streams_leave_nothing_behind(server):
     abort(server, 1000, random.Random(2))
     check_nothing_is_left(server)
     assert resident() - before < 20 << 20
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "body"),
+    [
+        ("/v1/completions", "prompt", {"prompt": ["x", "y" * 10**5]}),
+        ("/v1/embeddings", "input", {"input": "y" * 10**5}),
+        ("/v1/chat/completions", "messages", {"messages": [{"role": "user", "content": "y" * 10**5}]}),
+        ("/v1/responses", "input", {"input": "y" * 10**5, "truncation": "auto"}),
+        (
+            "/v1/responses",
+            "input",
+            {"input": "y", "instructions": "y" * 10**5, "truncation": "auto"},
+        ),
+        (
+            "/v1/chat/completions",
+            "messages",
+            {
+                "messages": [{"role": "user", "content": "y" * 10**5}, {"role": "assistant", "content": "y"}],
+                "truncation": "auto",
+                "continue_final_message": True,
+                "add_generation_prompt": False,
+            },
+        ),
+    ],
+)
+def test_a_text_that_the_context_cannot_hold_is_refused_before_it_is_encoded(monkeypatch, path, field, body):
+    monkeypatch.setattr(ByteTokenizer, "encode", lambda *given: pytest.fail("it was encoded"))
+    monkeypatch.setattr(ChatTemplate, "encode", lambda *given, **options: pytest.fail("it was encoded"))
+    model = ServedModel("small", BatchingEngine(small_network(), ByteTokenizer()), ChatTemplate("{{ messages }}"))
+    with TestClient(make_app([model], hosts=("testserver",))) as client:
+        answer = client.post(path, json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+    assert "the text has 100,000 bytes" in error["message"]
+
+
+def test_long_requests_leave_threads_for_short_ones(server, monkeypatch):
+    go_on, real = threading.Event(), app_module.detokenized
+
+    def held(model, body):
+        go_on.wait(60)
+        return real(model, body)
+
+    monkeypatch.setattr(app_module, "detokenized", held)
+    long = {"tokens": [120] * 20_000}
+    with ThreadPoolExecutor(50) as clients:
+        waiting = [clients.submit(httpx.post, f"{server.url}/detokenize", json=long, timeout=60) for _ in range(50)]
+        try:
+            while LONG_REQUESTS._work_queue.qsize() < 48:
+                time.sleep(0.01)
+            short = httpx.post(f"{server.url}/tokenize", json={"prompt": "x"}, timeout=10)
+            assert short.json()["tokens"] == [120]
+            assert not any(future.done() for future in waiting)
+        finally:
+            go_on.set()
+        assert {future.result().json()["prompt"] for future in waiting} == {"x" * 20_000}
+
+
+def test_the_name_of_an_unknown_field_may_be_long():
+    """It is compared with known names, and quoted, by its beginning."""
+    model = ServedModel("small", BatchingEngine(small_network(), ByteTokenizer()))
+    with TestClient(make_app([model], hosts=("testserver",))) as client:
+        answer = client.post("/v1/completions", json={"prompt": "x", "temperatur" + "e" * 10**6: 2})
+    assert answer.status_code == 400
+    assert len(answer.content) < 1000
+    assert "there is no field 'temperatureeee" in answer.json()["error"]["message"]
+
+
+def test_what_takes_long_is_computed_beside_the_event_loop(server, monkeypatch):
+    """Streams of others go on while a large body is read and while ids are decoded."""
+    loops = []
+
+    def in_thread(function):
+        def noted(*given):
+            loops.append(asyncio._get_running_loop())
+            return function(*given)
+
+        return noted
+
+    monkeypatch.setattr(json_bodies, "parse_json", in_thread(json_bodies.parse_json))
+    monkeypatch.setattr(app_module, "detokenized", in_thread(app_module.detokenized))
+    answer = httpx.post(f"{server.url}/detokenize", json={"tokens": [120] * 10**5})
+    assert answer.json() == {"prompt": "x" * 10**5}
+    assert loops == [None, None]

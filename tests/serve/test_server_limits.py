@@ -1,5 +1,6 @@
 """What the server refuses before it reads a request: each line of the table of faults that other servers have."""
 
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from pellucid.serve.server import (
     ServeError,
     check_address,
     check_host_name,
+    check_origin,
     listen_on,
     listen_on_each,
     model_names_of,
@@ -80,6 +82,47 @@ def test_a_request_from_elsewhere_is_refused(guarded, headers, status):
     answer = guarded.post("/v1/completions", content=b'{"prompt": "x"}', headers=right | headers)
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
+
+
+def test_pages_of_an_allowed_origin_ask_and_read_answers():
+    """A browser asks first without the key; refusals are read too, and pages of other origins read nothing."""
+    origin, right = "https://app.example.org", {"Authorization": f"Bearer {KEY}"}
+    with TestClient(make_app([], key=KEY, hosts=("testserver",), origins=(origin,))) as client:
+        asked = {
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,x-stainless-os",
+        }
+        first = client.options("/v1/completions", headers={"Origin": origin} | asked)
+        assert first.status_code == 200
+        assert "x-stainless-os" in first.headers["access-control-allow-headers"]
+        # there is no model yet, which only a request that is let through hears
+        for headers, status in (({}, 401), (right, 503)):
+            answer = client.post("/v1/completions", json={"prompt": "x"}, headers={"Origin": origin} | headers)
+            assert answer.status_code == status
+            assert answer.headers["access-control-allow-origin"] == origin
+        for other in ("https://app.example.org.evil.example", "http://app.example.org", "null"):
+            assert client.options("/v1/completions", headers={"Origin": other} | asked).status_code == 400
+            answer = client.post("/v1/completions", json={"prompt": "x"}, headers={"Origin": other} | right)
+            assert answer.status_code == 403
+            assert "access-control-allow-origin" not in answer.headers
+            advice = f"not answered; start the server with --allow-origin {other} to answer them"
+            assert (advice in answer.json()["error"]["message"]) == (other != "null")
+
+
+def test_an_origin_that_no_browser_sends_is_refused():
+    for origin in ("https://app.example.org", "http://localhost:3000", "http://[::1]:3000", "app://obsidian.md"):
+        check_origin(origin)
+    for origin in (
+        "*",
+        "null",
+        "",
+        "app.example.org",
+        "https://app.example.org/",
+        "https://App.example.org",
+        "http://a:80",
+    ):
+        with pytest.raises(ServeError, match=r"--allow-origin .* is no origin that a browser sends: give scheme"):
+            check_origin(origin)
 
 
 @pytest.mark.parametrize("host", ["fd00::5", "[fd00::5]", "FD00::5", "Models.Example.org", "models.example.org"])
@@ -343,3 +386,80 @@ def test_a_head_that_does_not_arrive_is_not_waited_for(server, quick, monkeypatc
         assert [client.get("/health").status_code for _ in range(3)] == [200] * 3
         time.sleep(0.2)
         assert client.get("/health").status_code == 200
+
+
+def test_connections_that_ask_for_nothing_make_room_for_others(server, monkeypatch):
+    """The one that has waited for the longest is closed, and one that was answered has waited since its answer."""
+    monkeypatch.setattr(server.instance.config.http_protocol_class, "most_connections", 8)
+    host, port = server.url.removeprefix("http://").split(":")
+    with contextlib.ExitStack() as stack:
+        used = stack.enter_context(httpx.Client(base_url=server.url))
+        idle = []
+        for n in range(40):
+            idle.append(stack.enter_context(socket.create_connection((host, int(port)), timeout=30)))
+            if n % 4 == 0:
+                assert used.get("/health").status_code == 200
+        assert len(server.instance.server_state.connections) <= 8
+        assert idle[0].recv(1) == b""
+        assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_a_connection_is_refused_where_all_others_are_being_answered(server, quick, monkeypatch):
+    monkeypatch.setattr(server.instance.config.http_protocol_class, "most_connections", 1)
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 15\r\n\r\n"
+    host, port = server.url.removeprefix("http://").split(":")
+    connections = server.instance.server_state.connections
+    # one that another test left would make room for the one that is to be refused
+    while connections:
+        time.sleep(0.01)
+    with socket.create_connection((host, int(port)), timeout=30) as answered:
+        answered.sendall(head)
+        while not any(connection.cycle for connection in list(connections)):
+            time.sleep(0.01)
+        answer = exchanged(server)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"too_many_connections" in answer
+        answered.sendall(b'{"prompt": "x"}')
+        assert answered.recv(2**16).startswith(b"HTTP/1.1 200 ")
+
+
+CHUNKED = (
+    b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+)
+
+
+@pytest.mark.parametrize("size", [1, 2**16, 2**20 + 1])
+@pytest.mark.parametrize("wait", [0, 0.1])
+def test_a_chunked_body_that_breaks_has_one_answer(server, quick, size, wait, caplog):
+    """Whether it is too long already or not, and whether it breaks at once or later."""
+    host, port = server.url.removeprefix("http://").split(":")
+    answer = b""
+    with socket.create_connection((host, int(port)), timeout=30) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(CHUNKED + b"\r\n%x\r\n" % size + b"x" * size + (b"" if wait else b"\r\nno size\r\n"))
+        if wait:
+            time.sleep(wait)
+            connection.sendall(b"\r\nno size\r\n")
+        while received := connection.recv(2**16):
+            answer += received
+    assert answer.count(b"HTTP/1.1 ") <= 1, answer
+    assert answer[9:12] in (b"400", b"413", b""), answer
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+
+
+def test_a_body_with_two_lengths_is_refused_and_the_connection_closed(server):
+    answer = exchanged(server, CHUNKED + b"Content-Length: 5\r\n\r\n0\r\n\r\nGET /health HTTP/1.1\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"two_lengths" in answer
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_an_offer_to_change_the_protocol_is_not_taken_up_and_prints_nothing(server, caplog):
+    offer = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "eA==",
+    }
+    assert httpx.get(f"{server.url}/health", headers=offer).status_code == 200
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]

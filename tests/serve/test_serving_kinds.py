@@ -29,6 +29,7 @@ from pellucid.serve.opening import EngineOptions, describe_engine, engine_for
 from pellucid.serve.served import ServedModel
 from pellucid.text.tokenizers.external import ExternalTokenizer
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+from planted import BASE, TWO_LISTS
 from some_cases import one_in
 
 TEXT = "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer. " * 3
@@ -131,6 +132,15 @@ def test_edits_reach_the_encoder_too(client):
     assert complete(client, "translator", prompt=sources[0], max_tokens=20)["choices"][0]["text"] != expected[0].text
 
 
+@pytest.mark.parametrize("field", ["prompt", "source"])
+def test_a_source_that_the_encoder_cannot_hold_is_refused_before_it_is_encoded(client, monkeypatch, field):
+    monkeypatch.setattr(ByteTokenizer, "encode", lambda *given: pytest.fail("it was encoded"))
+    answer = client.post("/v1/completions", json={"model": "translator", field: ["a", "y" * 10**5]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, field, "context_length_exceeded")
+    assert "the text has 100,000 bytes, and the 32 tokens" in error["message"]
+
+
 def test_a_source_is_refused_where_nothing_reads_it(client):
     answer = client.post("/v1/completions", json={"model": "ngram", "prompt": "x", "source": "y"})
     assert "this model has no encoder" in answer.json()["error"]["message"]
@@ -169,6 +179,15 @@ def padded() -> Transformer:
     with torch.no_grad():
         network.embed.token.weight[257:].mul_(5)
     return network.double().eval()
+
+
+def test_texts_end_where_longrope_has_other_frequencies_and_this_is_said():
+    network = make_network(BASE.with_fields(TWO_LISTS))
+    engine = engine_for(Opened(network), EngineOptions(max_rows=2))
+    assert (engine.n_ctx, network.architecture.n_ctx) == (9, 16)
+    assert "texts end at 9 tokens here (positions.n_trained)" in describe_engine(engine)
+    assert "`score` read up to 16" in describe_engine(engine)
+    assert "texts end" not in describe_engine(engine_for(Opened(make_network(BASE)), EngineOptions(max_rows=2)))
 
 
 def test_rows_of_no_token_are_counted_and_not_named(padded):
@@ -274,17 +293,6 @@ def test_models_say_what_they_are(client, predictors):
     assert "keys and values" in describe_engine(engine_for(Opened(small_network()), EngineOptions()))
 
 
-def test_guessing_changes_no_target():
-    network = encoder_decoder()
-    texts = []
-    for speculate in (0, 4):
-        engine = engine_for(Opened(network), EngineOptions(speculate=speculate, max_tokens=100))
-        with TestClient(make_app([ServedModel("translator", engine)], hosts=("testserver",))) as client:
-            texts.append(complete(client, "translator", prompt="aaaaaa", max_tokens=60, temperature=0))
-    assert texts[0]["choices"] == texts[1]["choices"]
-
-
-@pytest.mark.parametrize("options", [{"speculate": 4}, {"weights": "int8"}])
-def test_options_that_would_be_ignored_are_refused(predictors, options):
+def test_weights_that_would_be_ignored_are_refused(predictors):
     with pytest.raises(GenerationError, match="leave it out"):
-        engine_for(predictors["ngram"], EngineOptions(**options))
+        engine_for(predictors["ngram"], EngineOptions(weights="int8"))

@@ -132,7 +132,7 @@ def test_a_text_is_written_on_from_and_branches(web, visit):
     page.wait_for_selector("#alternatives:not([hidden])")
     rows = page.locator("#alternatives .number").all_inner_texts()
     likeliest = max(first.top_logprobs[0].values())
-    assert rows[0] == f"{round(100 * 2.718281828**likeliest)} %"
+    assert rows[0] == f"{100 * 2.718281828**likeliest:.1f} %"
     assert len(rows) == len(first.top_logprobs[0])
 
     allowed = page.locator("#alternatives button:not([disabled])")
@@ -342,6 +342,50 @@ def test_a_new_conversation_forgets_an_answer_that_is_being_written(web, visit):
             page.click("#send")
         assert [message["content"] for message in asked.value.post_data_json["messages"]] == ["Second"]
         page.wait_for_selector("#halt", state="hidden")
+
+
+def test_a_message_is_sent_by_enter_and_a_failure_leaves_no_empty_box(web, visit):
+    """The composer stands below the conversation and keeps the focus; early turns give way to the context."""
+    torch.manual_seed(0)
+    tokenizer = web.engine.tokenizer.with_special(*CHATML_MARKERS)
+    a = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=64, d_model=16, n_layers=1, attention=Attention(n_heads=2))
+    network = Transformer(a).double().eval()
+    with serving(BatchingEngine(network, tokenizer, max_tokens=100), template=ChatTemplate()) as chatty:
+        page = visit(chatty.url)
+        page.wait_for_selector("html[data-ready]")
+        page.check("input[value=chat]")
+        page.fill("#max-tokens", "101")
+        page.fill("#message", "First")
+        page.click("#send")
+        page.wait_for_selector("#error:has-text('max_completion_tokens = 101')")
+        assert page.inner_text("#error").startswith("max_completion_tokens")
+        assert page.locator("#results *").count() == 0
+        assert page.input_value("#message") == "First"
+        page.fill("#max-tokens", "8")
+        for n in (1, 2, 3):
+            page.fill("#message", "")
+            page.focus("#message")
+            page.keyboard.type(f"Message {n}")
+            page.keyboard.press("Shift+Enter")
+            page.keyboard.type("of two lines")
+            with page.expect_request("**/v1/chat/completions") as asked:
+                page.keyboard.press("Enter")
+            body = asked.value.post_data_json
+            assert body["messages"][-1]["content"] == f"Message {n}\nof two lines"
+            assert body["truncation"] == "auto"
+            page.wait_for_selector("#status:has-text('tokens written')")
+            page.wait_for_selector("#halt", state="hidden")
+            assert page.input_value("#message") == ""
+            assert page.evaluate("document.activeElement.id") == "message"
+        assert "left out at the beginning: " in page.inner_text("#status")
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        answer, composer = (page.locator(box).bounding_box() for box in (".samples", "#composer"))
+        assert answer["y"] + answer["height"] <= composer["y"]
+        shown = page.inner_text("#results")
+        page.fill("#message", "x y " * 100)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#error:has-text('context')")
+        assert page.inner_text("#results") == shown
 
 
 def test_an_encoder_reads_the_given_text_and_an_alternative_changes_the_answer(visit):

@@ -74,7 +74,7 @@ def models(tmp_path_factory):
     tokenizers = {"plain": ByteTokenizer(), "chatty": ByteTokenizer().with_special(*CHATML_MARKERS)}
     made = {}
     for name, tokenizer in tokenizers.items():
-        network = make_network(preset("qwen3-mini", tokenizer.n_vocab).with_fields(sizes), dtype=torch.float32)
+        network = make_network(preset("small", tokenizer.n_vocab).with_fields(sizes), dtype=torch.float32)
         made[name] = LanguageModel(network, tokenizer, {}, ChatTemplate() if name == "chatty" else None)
     made["plain"].save(folder / "plain")
     pellucid.convert(folder / "plain", folder / "exported")

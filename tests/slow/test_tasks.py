@@ -11,6 +11,7 @@ from pellucid.generate import generate
 from pellucid.language_model import load
 from pellucid.predictors.load import load_predictor
 from pellucid.predictors.ngram import NGram, UnseenContextError
+from pellucid.predictors.train import train_predictor
 from pellucid.runs.checkpoint import steps_of
 from pellucid.serve.app import make_app
 from pellucid.serve.opening import EngineOptions, engine_for
@@ -92,8 +93,8 @@ def test_a_network_needs_fewer_bits_than_four_letters_tell(tmp_path: Path):
     Where one word of a context is replaced, counting is undefined and the network is not.
     """
     fields = {"tokenizer": "char", "sample_every": -1}
-    counted = train(
-        bundled("shakespeare"), out=tmp_path / "counted", predictor="ngram", fields={"order": 4, "tokenizer": "char"}
+    counted = train_predictor(
+        bundled("shakespeare"), out=tmp_path / "counted", kind="ngram", fields={"order": 4, "tokenizer": "char"}
     )
     # sizes of its own: the better the network that a plan chooses, the less the counts add to it
     fields |= {"d_model": 128, "n_heads": 4, "n_layers": 2, "n_ctx": 64, "batch": 32, "ngrams": (), "compile": "no"}

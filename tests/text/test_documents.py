@@ -237,7 +237,7 @@ def test_many_documents_come_very_near_the_share_and_seeds_choose_others(tmp_pat
     for split in splits:
         assert split.rule == "stratified"
         held = sum(len(text.encode()) for text in part(split, "held_out"))
-        assert abs(held - 0.1 * corpus.n_bytes) <= max(corpus.documents.n_bytes) / 2
+        assert abs(held - 0.1 * corpus.n_bytes) <= max(corpus.documents.rows["n_bytes"]) / 2
     assert splits[0].cuts != splits[1].cuts
 
 

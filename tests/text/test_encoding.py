@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pellucid.cli import main
+from pellucid.cli.tokenizer import EncodingOptions
 from pellucid.text import learn_tokenizer, prepare_tokens, read_corpus, split_corpus
 from pellucid.text.tokenizers.tokenizer import TokenizerError
 from pellucid.text.tokens import encode as encoding
@@ -25,6 +27,7 @@ from pellucid.text.tokens.encode import (
     unpack_ids,
     unpack_texts,
 )
+from pellucid.text.tokens.prepare import SHARD_TOKENS
 from pellucid.text.tokens.writer import PartWriter
 from pellucid.text.workers import WorkerError, WorkerPool
 from some_cases import one_in
@@ -206,6 +209,26 @@ def test_units_and_ids_survive_the_pipe(texts):
     back = unpack_ids(pack_ids(ids))
     assert np.array_equal(back.ids, ids.ids)
     assert np.array_equal(back.ends, ids.ends)
+
+
+def test_training_reads_what_the_command_encoded(tmp_path, monkeypatch, capsys):
+    """The same defaults of seed, held-out share and size of shards on both sides."""
+    assert EncodingOptions().shard_tokens == SHARD_TOKENS
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    texts, tokenizer = tmp_path / "texts", tmp_path / "tokenizer"
+    texts.mkdir()
+    for k in range(20):
+        (texts / f"{k}.txt").write_text(f"text {k} of many " * 20)
+    learn_tokenizer("byte", []).save(tokenizer)
+    assert main(["tokenizer", "encode-corpus", str(texts), "--tokenizer", str(tokenizer)]) == 0
+    assert "tokens to train on" in capsys.readouterr().out
+    (folder,) = (tmp_path / "cache").glob("tokens-*")
+    written = (folder / "manifest.json").stat().st_mtime_ns
+    sizes = ("d_model=8", "attention.n_heads=1", "n_layers=1", "n_ctx=16", "batch=2")
+    run = ["train", str(texts), "--tokenizer", str(tokenizer), "--steps", "1"]
+    assert main([*run, *(word for size in sizes for word in ("--set", size)), "--out", str(tmp_path / "run")]) == 0
+    assert [path.name for path in (tmp_path / "cache").glob("tokens-*")] == [folder.name]
+    assert (folder / "manifest.json").stat().st_mtime_ns == written
 
 
 def test_a_worker_that_is_still_starting_when_its_pool_ends_is_ended_too(tmp_path, monkeypatch):

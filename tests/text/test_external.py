@@ -1,5 +1,6 @@
 """Tokenizers of other projects: the ids and the text that transformers gives, and the file byte for byte."""
 
+import base64
 import json
 
 import pytest
@@ -9,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pellucid.text.tokenizers.base import NoEndError
 from pellucid.text.tokenizers.external import ExternalTokenizer
+from pellucid.text.tokenizers.post_processor import template_around
 from pellucid.text.tokenizers.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 
 TEXTS = [
@@ -138,8 +140,6 @@ def test_tokens_are_streamed_with_the_space_before_them(made):
         assert b"".join(ours.token_bytes(i) for i in ours.encode("\u4e2d"))[1:] == "\u4e2d".encode()
     else:
         assert ours.unknown in ours.encode("\u4e2d")
-        with pytest.raises(TokenizerError, match="whose bytes are lost"):
-            ours.bytes_of(ours.encode("\u4e2d"))
 
 
 SPECIAL_WORDS = ["<unk>", "</s>"]
@@ -219,10 +219,54 @@ def test_an_end_that_only_another_file_names(shakespeare, tmp_path):
 def test_steps_that_are_not_known_need_trust(part, step, shakespeare, tmp_path):
     content = json.loads(t5(shakespeare[:5000].splitlines()).to_str()) | {part: step}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(TokenizerError, match=r"not known to be safe: pass --trust \(trust=True\)"):
+    with pytest.raises(TokenizerError, match=r"not known to be safe: pass --trust tokenizer \(trust=\"tokenizer\"\)"):
         load_tokenizer(tmp_path)
     if step["type"] != "Unheard":
         assert isinstance(load_tokenizer(tmp_path, trust=True), Tokenizer)
+
+
+def charsmap(longest: int) -> str:
+    """A table of SentencePiece's form without a tree, whose longest text has so many characters."""
+    return base64.b64encode(bytes(4) + b"a\0" + b"b" * longest + b"\0").decode()
+
+
+MULTIPLYING = {
+    "16 replacements": ("normalizer", [{"type": "Replace", "pattern": {"String": "o"}, "content": "oo"}] * 16),
+    "replacements of nothing": ("normalizer", [{"type": "Replace", "pattern": {"String": ""}, "content": "oo"}] * 4),
+    "16 beginnings": ("normalizer", [{"type": "Prepend", "prepend": "aaaa"}] * 16),
+    "a table": ("normalizer", [{"type": "Precompiled", "precompiled_charsmap": charsmap(1000)}]),
+    "a decoder": ("decoder", [{"type": "Replace", "pattern": {"String": "o"}, "content": "oooo"}] * 5),
+    "suffixes of nothing": ("decoder", [{"type": "BPEDecoder", "suffix": ""}] * 9),
+    "too many steps": ("normalizer", [{"type": "NFC"}] * 65),
+}
+
+
+@pytest.mark.parametrize("name", MULTIPLYING)
+def test_steps_whose_product_multiplies_a_text_are_refused_before_they_run(name, shakespeare, tmp_path):
+    part, steps = MULTIPLYING[name]
+    content = json.loads(t5(shakespeare[:5000].splitlines()).to_str())
+    content[part] = {"type": "Sequence", f"{part}s": steps}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(
+        TokenizerError, match=rf"the {part} of tokenizer.json has .* pass --trust tokenizer \(trust=\"tokenizer\"\)"
+    ):
+        load_tokenizer(tmp_path)
+    # as SentencePiece writes blanks
+    blanks = [{"type": "Prepend", "prepend": "_"}, {"type": "Replace", "pattern": {"String": " "}, "content": "_"}]
+    content |= {"normalizer": {"type": "Sequence", "normalizers": blanks}, "decoder": {"type": "Fuse"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    load_tokenizer(tmp_path)
+
+
+def test_a_post_processor_of_very_many_pieces_is_refused(shakespeare, tmp_path):
+    content = json.loads(t5(shakespeare[:5000].splitlines()).to_str())
+    end = content["added_tokens"][0]
+    processor = template_around({}, {end["id"]: end["content"]})
+    processor["single"] += processor["single"][1:] * 200_000
+    content["post_processor"] = processor
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(TokenizerError, match=r"puts 200,001 ids beside a text: expected 64 at most"):
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pellucid.text.read.documents import DocumentError
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.read.pairs import PairsError, read_pairs, split_pairs
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer, learn_tokenizer
-from pellucid.text.tokens.pairs import encode_pairs
+from pellucid.text.tokens.pairs import prepare_pairs
 from pellucid.text.tokens.store import describe_difference
 
 SIDES = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\t\n\r"), min_size=1, max_size=8)
@@ -163,7 +163,7 @@ def test_ids_are_those_of_each_text_and_the_separator(tmp_path, kind):
     found = read_pairs(tsv(tmp_path, numbered(50)))
     split = split_pairs(found, 0.2, 3)
     tokenizer = learn_tokenizer(kind, split.texts("train"), 280 if kind == "bpe" else None)
-    tokens = encode_pairs(split, tokenizer)
+    tokens = prepare_pairs(split, tokenizer, tmp_path)
     for name in ("train", "held_out"):
         part = tokens.part(name)
         assert part.n_pairs == len(split.numbers(name))
@@ -176,14 +176,59 @@ def test_ids_are_those_of_each_text_and_the_separator(tmp_path, kind):
                 assert row[mask].tolist() == [*tokenizer.encode(texts[pair]), tokenizer.separator]
                 assert (row[~mask] == tokenizer.separator).all()
             assert side.n_bytes == sum(len(texts[pair].encode()) for pair in part.pairs)
-    ids = sum(len(side.ids) for p in tokens.parts.values() for side in (p.source, p.target))
-    assert tokens.n_bytes == 2 * ids + 8 * 2 * (len(found) + 2)
+
+
+def content_of(tokens):
+    sides = [side for part in tokens.parts.values() for side in (part.source, part.target)]
+    return tokens.manifest, [(side.ids.tolist(), side.starts.tolist(), side.n_bytes) for side in sides]
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The texts that are encoded."""
+    texts, encode = [], ByteTokenizer.encode_batch
+    monkeypatch.setattr(ByteTokenizer, "encode_batch", lambda self, some: texts.extend(some) or encode(self, some))
+    return texts
+
+
+def test_pairs_are_encoded_again_only_where_something_changed(tmp_path, encoded):
+    def prepare(pairs, share=0.2, tokenizer=None):
+        encoded.clear()
+        split = split_pairs(read_pairs(tsv(tmp_path, pairs)), share)
+        return prepare_pairs(split, tokenizer or ByteTokenizer(), tmp_path / "cache")
+
+    pairs = numbered(20)
+    first = content_of(prepare(pairs))
+    assert len(encoded) == 40
+    assert content_of(prepare(pairs)) == first
+    assert encoded == []
+    prepare(pairs, share=0.5)
+    assert len(encoded) == 40
+    prepare(pairs, tokenizer=ByteTokenizer().with_special("<s>"))
+    assert len(encoded) == 40
+    prepare([("new", "new"), *pairs[1:]])
+    assert len(encoded) == 40
+    assert content_of(prepare(pairs)) == first
+
+
+@pytest.mark.parametrize("name", ["train_source-00000.bin", "held_out_target.documents.npy", "manifest.json"])
+def test_damaged_pairs_are_encoded_again_and_said(name, tmp_path, encoded):
+    split = split_pairs(read_pairs(tsv(tmp_path, numbered(20))), 0.2)
+    first = content_of(prepare_pairs(split, ByteTokenizer(), tmp_path / "cache"))
+    (folder,) = (tmp_path / "cache").iterdir()
+    (folder / name).write_bytes((folder / name).read_bytes()[:-1])
+    again = prepare_pairs(split, ByteTokenizer(), tmp_path / "cache")
+    (note,) = again.notes
+    assert note.startswith("prepared tokens were damaged and have been encoded again")
+    assert name in note
+    assert content_of(again) == first
+    assert len(encoded) == 80
 
 
 def test_characters_never_seen_are_counted(tmp_path):
     found = read_pairs(tsv(tmp_path, numbered(50)))
     split = split_pairs(found, 0.2, 3)
-    tokens = encode_pairs(split, learn_tokenizer("char", ["word "]))
+    tokens = prepare_pairs(split, learn_tokenizer("char", ["word "]), tmp_path)
     digits = sum(c.isdigit() for side in (found.sources, found.targets) for text in side for c in text)
     assert sum(part["unknown"] for part in tokens.manifest["parts"].values()) == digits
 
@@ -191,7 +236,7 @@ def test_characters_never_seen_are_counted(tmp_path):
 def test_a_pair_too_long_for_the_context_is_named(tmp_path):
     pairs = numbered(20)
     pairs[7] = ("word 7", "seven" * 10)
-    tokens = encode_pairs(split_pairs(read_pairs(tsv(tmp_path, pairs))), ByteTokenizer())
+    tokens = prepare_pairs(split_pairs(read_pairs(tsv(tmp_path, pairs))), ByteTokenizer(), tmp_path)
     tokens.check_lengths(8, 51)
     with pytest.raises(PairsError, match=r"1 sides.*first at pairs\.tsv:8: a target of 51 tokens.* of 50.*n_ctx=51"):
         tokens.check_lengths(8, 50)
@@ -203,14 +248,14 @@ def test_a_pair_too_long_for_the_context_is_named(tmp_path):
 
 def test_the_manifest_tells_what_changed(tmp_path):
     path = tsv(tmp_path, numbered(20))
-    before = encode_pairs(split_pairs(read_pairs(path)), ByteTokenizer())
-    assert encode_pairs(split_pairs(read_pairs(path)), ByteTokenizer()).key == before.key
+    before = prepare_pairs(split_pairs(read_pairs(path)), ByteTokenizer(), tmp_path)
+    assert prepare_pairs(split_pairs(read_pairs(path)), ByteTokenizer(), tmp_path).manifest == before.manifest
     assert json.loads(json.dumps(before.manifest)) == before.manifest
     assert not describe_difference(before.manifest, before.manifest)
-    other = encode_pairs(split_pairs(read_pairs(path), 0.3), ByteTokenizer())
-    assert other.key != before.key
+    other = prepare_pairs(split_pairs(read_pairs(path), 0.3), ByteTokenizer(), tmp_path)
+    assert other.manifest != before.manifest
     assert describe_difference(before.manifest, other.manifest) == "the split's held_out changed, from 0.1 to 0.3"
-    changed = encode_pairs(split_pairs(read_pairs(tsv(tmp_path, numbered(21)))), ByteTokenizer())
+    changed = prepare_pairs(split_pairs(read_pairs(tsv(tmp_path, numbered(21)))), ByteTokenizer(), tmp_path)
     assert describe_difference(before.manifest, changed.manifest).startswith("pairs.tsv changed")
     otherwise_read = json.loads(json.dumps(before.manifest))
     otherwise_read["parts"]["held_out"]["pairs"] += 1

@@ -14,24 +14,24 @@ from hypothesis import strategies as st
 
 from pellucid.text.read.decompress import Origin
 from pellucid.text.read.documents import Corpus, DocumentError, read_corpus
-from pellucid.text.read.scan import Documents, Source
+from pellucid.text.read.scan import PACKED_ROW, ROW, Documents, Source
 from pellucid.text.split import FEWEST, split_corpus
 
 
 def corpus_of(documents) -> Corpus:
     """A corpus in memory of (text's number, bytes, script) a document, one document a file; nothing can be read."""
-    columns, sources = Documents(), []
+    columns, sources = [], []
     for i, (text, size, script) in enumerate(documents):
         digest = hashlib.sha256(str(text).encode()).digest()
-        columns.add(i, 0, size, size, digest, script)
-        columns.origins.append(Origin(Path(f"{i}"), f"{i}"))
+        row = np.frombuffer(PACKED_ROW.pack(0, 0, size, size, 0, digest), ROW)
+        columns.append(Documents([Origin(Path(f"{i}"), f"{i}")], row, [script]))
         sources.append(Source(f"{i:05}.txt", size, digest.hex(), 1, 0))
-    return Corpus(columns, tuple(sources))
+    return Corpus(Documents.joined(columns), tuple(sources))
 
 
 def parts_of(corpus, split):
     """Bytes, whether held out whole, and whether cut, of each document."""
-    sizes, cuts = np.array(corpus.documents.n_bytes), np.array(split.cuts)
+    sizes, cuts = corpus.documents.rows["n_bytes"], np.array(split.cuts)
     return sizes, cuts == 0, (cuts > 0) & (cuts < sizes)
 
 
@@ -48,7 +48,7 @@ def test_every_script_and_every_size_gives_its_share(sizes, held_out, seed):
     corpus = corpus_of([(i, *document) for i, document in enumerate(sizes)])
     split = split_corpus(corpus, held_out, seed)
     n_bytes, whole, cut = parts_of(corpus, split)
-    scripts, octaves = np.array(corpus.documents.script), np.frexp(n_bytes)[1]
+    scripts, octaves = corpus.documents.rows["script"], np.frexp(n_bytes)[1]
     for script in set(scripts.tolist()):
         uncut = (scripts == script) & ~cut
         # a document that is all trained on or all held out because nothing of it could be cut off
@@ -127,7 +127,7 @@ def test_a_mixed_folder_holds_out_what_resembles_its_training_part(tmp_path, udh
         assert len(earlier) > 50
         assert len(earlier & others.keys()) >= 3
         assert excess(before) > 0.3
-        held = np.array(corpus.documents.n_characters) - np.array(now.cuts)
+        held = corpus.documents.rows["n_characters"] - np.array(now.cuts)
         assert {names[k] for k in np.flatnonzero(held)} >= {*others, "large"}
         assert all(cut > 0 for name, cut in zip(names, now.cuts, strict=True) if name in others)
         assert abs(excess(now)) < 0.03

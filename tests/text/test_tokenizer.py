@@ -1,19 +1,25 @@
 """The laws of every tokenizer: exact round trips, no special id from text, whole characters when streaming."""
 
+import inspect
 import json
 import random
+import re
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiktoken_ext import openai_public
 
 from pellucid.reference.tokens import split_words
+from pellucid.text.chat_template import read_chat_template
 from pellucid.text.tokenizers.base import NoEndError
-from pellucid.text.tokenizers.bpe import KNOWN_PATTERNS, PATTERNS, cut_at_borders
+from pellucid.text.tokenizers.beside import FLAGS, with_tokens_beside
+from pellucid.text.tokenizers.bpe import BORDERS, KNOWN_PATTERNS, O200K_PATTERN, PATTERNS, BPETokenizer, cut_at_borders
 from pellucid.text.tokenizers.tokenizer import (
     LEAST_VOCABULARY,
     SEPARATOR,
@@ -63,7 +69,6 @@ def test_ten_thousand_random_strings_come_back(kind, trained, strings):
     for text, ids in zip(strings, encoded, strict=True):
         assert tokenizer.decode(ids) == text
         assert tokenizer.decode_bytes(ids) == text.encode()
-        assert tokenizer.bytes_of(ids) == len(text.encode())
         assert not set(ids.tolist()) & {tokenizer.separator, tokenizer.unknown}
 
 
@@ -159,8 +164,6 @@ def test_characters_never_seen_become_the_unknown_and_do_not_crash(tmp_path):
     assert tokenizer.n_vocab == 5
     assert tokenizer.encode("band") == [1, 0, 2, tokenizer.unknown]
     assert tokenizer.decode(tokenizer.encode("b€d")) == "b\ufffd\ufffd"
-    with pytest.raises(TokenizerError, match="count the bytes of the text"):
-        tokenizer.bytes_of(tokenizer.encode("band"))
     theirs = tokenizers.Tokenizer.from_file(str(tokenizer.save(tmp_path)))
     assert theirs.encode("band\n€").ids == tokenizer.encode("band\n€")
 
@@ -173,8 +176,6 @@ def test_words_never_seen_become_the_unknown(tmp_path):
     assert tokenizer.encode(" the bird, the dog") == [0, tokenizer.unknown, 3, 0, 2]
     assert tokenizer.decode(tokenizer.encode(" the bird, the dog")) == " the\ufffd, the dog"
     assert tokenizer.token_str(tokenizer.unknown) == "<|unknown|>"
-    with pytest.raises(TokenizerError, match="unknown words"):
-        tokenizer.bytes_of(tokenizer.encode("bird"))
     assert load_tokenizer(tokenizer.save(tmp_path)).encode("the cat, the dog") == tokenizer.encode("the cat, the dog")
     with pytest.raises(TokenizerError, match="has this word already"):
         tokenizer.with_special(" cat")
@@ -356,6 +357,19 @@ HARMFUL = {
 }  # fmt: skip
 
 
+def test_the_pattern_of_o200k_is_known(trained):
+    """As tiktoken has it, and gpt-oss's tokenizer.json."""
+    assert "|".join(re.findall(r'r"""(.*?)"""', inspect.getsource(openai_public.o200k_base))) == O200K_PATTERN
+
+    def change(content: dict) -> None:
+        content["pre_tokenizer"] = preceded_by(O200K_PATTERN, content["pre_tokenizer"] | {"use_regex": False})
+
+    tokenizer = BPETokenizer(rewritten(trained["bpe"], change))
+    text = "HelloWorld isn't it's\n\n  1234 é/ " * 3
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.words("HelloWorld isn't 1234")[:3] == ["Hello", "World", "\u0120isn't"]
+
+
 @pytest.mark.parametrize("name", HARMFUL)
 def test_harmful_and_foreign_files_are_refused(name, trained, tmp_path):
     change, message = HARMFUL[name]
@@ -447,13 +461,82 @@ def test_an_end_of_another_name_is_taken_from_the_files_beside_it(special, train
     assert (again.separator, again.mask) == (last, last + 1)
 
 
-def test_options_that_are_damaged_are_named_where_they_are_needed(trained, tmp_path):
+def added(name, **flags):
+    return {"content": name, "special": True, "normalized": False, "lstrip": False, "rstrip": False} | flags
+
+
+#: tokenizer_config.json, and other files beside a tokenizer.json whose next id is 300
+BESIDE = {
+    "listed": ({"added_tokens_decoder": {"301": added("<b>"), "300": added("</think>", special=False)}}, {}),
+    "listed with other flags": ({"added_tokens_decoder": {"299": added("<|endoftext|>", lstrip=True)}}, {}),
+    "in a file of their own": ({}, {"added_tokens.json": {"<b>": 301, "</think>": 300}}),
+    "named": ({"pad_token": "<b>", "image_token": {"content": "</think>", "__type": "AddedToken"}}, {}),
+    "named by the model": ({"extra_special_tokens": {"image_token": "<b>", "video_token": "</think>"}}, {}),
+    "without a use": ({"additional_special_tokens": ["<b>", "</think>"], "pad_token": "to"}, {}),
+    "named in a file of their own": (
+        {},
+        {"special_tokens_map.json": {"pad_token": "</think>"}, "added_tokens.json": {"<b>": 300, "</think>": 301}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_tokens_beside_a_tokenizer_are_those_of_transformers(name, shakespeare, tmp_path):
+    from transformers import AutoTokenizer
+
+    options, files = BESIDE[name]
+    learn_tokenizer("bpe", [shakespeare[:20_000]], 300).save(tmp_path)
+    base = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+    for file, content in {"tokenizer_config.json": base | options, **files}.items():
+        (tmp_path / file).write_text(json.dumps(content))
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)
+    text = "to be <b> or</think> not<|endoftext|>to"
+    assert ours.n_vocab == len(theirs)
+    assert ours.encode(text, allow_special=list(ours.special)) == theirs.encode(text)
+    flags = {token["id"]: token for token in json.loads(ours.to_json())["added_tokens"]}
+    for i, token in theirs.added_tokens_decoder.items():
+        assert flags[i] == {"id": i, "content": token.content} | {name: getattr(token, name) for name in FLAGS}
+    (tmp_path / "chat_template.jinja").write_text("{{ eos_token }}")
+    assert read_chat_template(tmp_path).variables == theirs.special_tokens_map
+    assert load_tokenizer(ours.save(tmp_path / "saved")).hash == ours.hash
+
+
+def test_many_tokens_beside_a_tokenizer_take_no_time_that_grows_with_their_square(tmp_path):
+    content, n = {"model": {"vocab": {}}}, 20_000
+    for beside in ({"added_tokens_decoder": {str(i): {"content": f"<{i}>"} for i in range(n)}}, {}):
+        named = {"extra_special_tokens": [f"<{i}>" for i in range(n)]}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(named | beside))
+        began = time.process_time()
+        text = with_tokens_beside("{}", content, tmp_path)
+        assert time.process_time() - began < 8  # 11 and more where each is looked for among all others
+        assert [token["id"] for token in json.loads(text)["added_tokens"]] == list(range(n))
+
+
+def test_a_blank_before_a_text_is_that_of_the_files_beside_it(trained, tmp_path):
+    from transformers import AutoTokenizer
+
+    trained["bpe"].save(tmp_path)
+    options = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
+    ids = load_tokenizer(tmp_path).encode("to be")
+    assert ids == AutoTokenizer.from_pretrained(tmp_path).encode("to be") != trained["bpe"].encode("to be")
+
+
+def test_tokens_beside_a_tokenizer_whose_ids_contradict_it_are_refused(trained, tmp_path):
+    trained["bpe"].save(tmp_path)
+    for listed, other in (({"7": added("<b>")}, 7), ({"9999": added("<b>")}, 9999)):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": listed}))
+        with pytest.raises(TokenizerError, match=rf"give the token '<b>' id {other}, where this file leaves id"):
+            load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"-1": 5}}')
+    with pytest.raises(TokenizerError, match="lists 5 with id -1: expected a token"):
+        load_tokenizer(tmp_path)
+
+
+def test_options_that_are_damaged_are_named(trained, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("{")
     (tmp_path / "tokenizer.json").write_text(trained["bpe"].to_json())
-    assert load_tokenizer(tmp_path).separator == trained["bpe"].separator
-    end = {"content": "<|END|>"}
-    (tmp_path / "tokenizer.json").write_text(rewritten(trained["bpe"], lambda c: c["added_tokens"][0].update(end)))
-    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json beside it is not valid JSON"):
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json beside it is damaged, it is not JSON"):
         load_tokenizer(tmp_path)
 
 
@@ -553,7 +636,8 @@ def test_borders_of_a_pattern_are_borders(pattern, words):
     """Text cut wherever the pattern's border is has the ids of the whole."""
     tokenizer = PATTERNED[pattern]
     text = "".join(words)
-    pieces = [text] if tokenizer._border is None else list(cut_at_borders([text], size=1, border=tokenizer._border))
+    border = BORDERS.get(tokenizer._pattern)
+    pieces = [text] if border is None else list(cut_at_borders([text], size=1, border=border))
     assert "".join(pieces) == text
     assert [i for piece in pieces for i in tokenizer.encode(piece)] == tokenizer.encode(text)
     assert [i for ids in tokenizer.encode_pieces(words) for i in ids] == tokenizer.encode(text)

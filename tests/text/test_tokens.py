@@ -52,7 +52,7 @@ def test_every_document_comes_back_followed_by_one_separator(kind, split, tmp_pa
             assert ids[end - 1] == tokens.separator
             assert ids[start : end - 1].tolist() == tokenizer.encode(text)
         assert part.n_bytes == sum(len(text.encode()) for text in written)
-        known = tokenizer.bytes_of(ids[ids != tokenizer.unknown])
+        known = len(tokenizer.decode_bytes(ids[ids != tokenizer.unknown]))
         assert known == part.n_bytes if kind != "char" else known <= part.n_bytes
     assert load_tokenizer(tokens.folder).hash == tokenizer.hash
 
@@ -133,9 +133,10 @@ def test_a_damaged_cache_is_made_again(tmp_path):
     for name in ("train-00000.bin", "manifest.json", "train.documents.npy"):
         for change in (lambda raw: raw[:-9], lambda raw: raw[:-4] + bytes(4) if raw[-1] else raw[:-4] + b"good"):
             (tokens.folder / name).write_bytes(change(files[name]))
-            prepare_tokens(split, tokenizer, tmp_path / "cache")
-            if name != "train.documents.npy":  # it has no checksum
-                assert {path.name: path.read_bytes() for path in tokens.folder.iterdir()} == files
+            (note,) = prepare_tokens(split, tokenizer, tmp_path / "cache").notes
+            assert name in note
+            assert {path.name: path.read_bytes() for path in tokens.folder.iterdir()} == files
+    assert prepare_tokens(split, tokenizer, tmp_path / "cache").notes == ()
 
 
 def damaged(path, change) -> None:
@@ -228,7 +229,7 @@ def test_a_file_cut_short_in_use_is_noticed_before_it_is_read(tokens):
 
 @pytest.mark.parametrize(("n_vocab", "wrong"), [(300, 300), (1 << 16, 1 << 16), (70_000, 70_000), (300, -1)])
 def test_the_writer_refuses_ids_that_do_not_fit(n_vocab, wrong, tmp_path):
-    writer = PartWriter(tmp_path, "train", n_vocab, "00" * 32, 0, 100)
+    writer = PartWriter(tmp_path, "train", n_vocab, "00" * 32, 100)
     writer.add(np.array([1, n_vocab - 1]))
     with pytest.raises(TokensError, match=f"id {wrong} is outside"):
         writer.add(np.array([1, wrong]))
@@ -238,7 +239,7 @@ def test_the_writer_refuses_ids_that_do_not_fit(n_vocab, wrong, tmp_path):
 def test_an_error_of_writing_tokens_names_their_folder(tmp_path):
     """Not only what the system says of the disk."""
     (tmp_path / "train-00000.bin").symlink_to("/dev/full")
-    writer = PartWriter(tmp_path, "train", 300, "00" * 32, 0, 100)
+    writer = PartWriter(tmp_path, "train", 300, "00" * 32, 100)
     writer.add(np.array([1, 2]))
     for end in (writer.finish, writer.close):
         with pytest.raises(OSError, match="No space left on device") as caught:
@@ -248,9 +249,9 @@ def test_an_error_of_writing_tokens_names_their_folder(tmp_path):
 
 def test_ids_take_two_bytes_where_they_fit_and_four_where_not(tmp_path):
     assert [dtype_for(n).itemsize for n in (257, 1 << 16, (1 << 16) + 1)] == [2, 2, 4]
-    writer = PartWriter(tmp_path, "train", 70_000, "ab" * 32, 69_999, 5)
+    writer = PartWriter(tmp_path, "train", 70_000, "ab" * 32, 5)
     writer.add(np.arange(69_990, 69_999))
-    writer.end_document()
+    writer.add(np.array([69_999]), (1,))
     part = writer.finish()
     assert [shard["tokens"] for shard in part["shards"]] == [5, 5]
     assert (tmp_path / "train-00000.bin").stat().st_size == HEADER.size + 20

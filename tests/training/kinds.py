@@ -9,10 +9,10 @@ import numpy as np
 from tiny import FIELDS, write_text
 
 import pellucid
+from pellucid.predictors.recipe import Kind
 from pellucid.runs.pipeline import Run
 from pellucid.runs.trainable import Trainable
 from pellucid.training.trainable import TextTrainable
-from pellucid.vision.trainable import ImageTrainable
 
 STEPS = 12
 #: what decides when something is measured and saved
@@ -27,17 +27,23 @@ class RunKind:
     name: str
     fields: dict[str, Any]
     trainable: type[Trainable] = TextTrainable
-    predictor: str | None = None
+    predictor: Kind | None = None
 
     def write_input(self, folder: Path) -> Path:
         """The file that a run of this kind is trained on."""
         return WRITERS.get(self.name, write_text)(folder)
 
     def start(self, source: Path, out: Path, steps: int = STEPS, **fields: Any) -> Run:
-        return pellucid.train(source, out=out, predictor=self.predictor, fields=self.fields | fields, steps=steps)
+        return self.train(source, out=out, fields=self.fields | fields, steps=steps)
 
     def resume(self, out: Path, **length: Any) -> Run:
-        return pellucid.train(out=out, resume=True, **length)
+        return self.train(out=out, resume=True, **length)
+
+    def train(self, *inputs: Path, **options: Any) -> Run:
+        """By the public function for this kind."""
+        if self.predictor is None:
+            return pellucid.train(*inputs, **options)
+        return pellucid.train_predictor(*inputs, kind=self.predictor, **options)
 
     def command(self, source: Path, out: str, steps: int = STEPS) -> list[str]:
         """The command line of `start`."""
@@ -46,15 +52,6 @@ class RunKind:
         tokenizer = [f"--tokenizer={self.fields['tokenizer']}"] if "tokenizer" in self.fields else []
         kind = [] if self.predictor is None else ["--predictor", self.predictor]
         return ["train", str(source), "--out", out, "--steps", str(steps), *kind, *tokenizer, *fields]
-
-
-def write_images(folder: Path, n: int = 60) -> Path:
-    """A .npz file of images of 4 x 6 pixels with one bright column, whose position is the class."""
-    labels = np.arange(n) % 3
-    images = np.zeros((n, 4, 6), np.uint8)
-    images[np.arange(n), :, labels * 2] = 200
-    np.savez(folder / "images.npz", images=images, labels=labels)
-    return folder / "images.npz"
 
 
 def write_conversations(folder: Path, n: int = 30) -> Path:
@@ -72,7 +69,7 @@ def write_conversations(folder: Path, n: int = 30) -> Path:
     return folder / "chats.jsonl"
 
 
-WRITERS = {"image-classifier": write_images, "chat": write_conversations}
+WRITERS = {"chat": write_conversations}
 TRANSFORMER = {name: value for name, value in FIELDS.items() if name != "steps"}
 #: conversations are longer than the other texts
 CHAT_FIELDS = TRANSFORMER | {"n_ctx": 160, "sample_every": 4}
@@ -81,13 +78,7 @@ KINDS = (
     RunKind("transformer", TRANSFORMER | {"sample_every": 4}),
     RunKind("neural-probabilistic", INTERVALS | OF_TEXT | SMALL | {"order": 4}, predictor="neural-probabilistic"),
     RunKind("recurrent", INTERVALS | OF_TEXT | SMALL | {"n_ctx": 16}, predictor="recurrent"),
-    RunKind("mixture", INTERVALS | OF_TEXT | SMALL | {"n_ctx": 16, "mixture": 3}, predictor="recurrent"),
-    RunKind(
-        "image-classifier",
-        INTERVALS | {"d_model": 16, "n_layers": 1, "batch": 8},
-        ImageTrainable,
-        "image-classifier",
-    ),
+    RunKind("mixture", INTERVALS | OF_TEXT | SMALL | {"n_ctx": 16, "mix": "auto"}, predictor="recurrent"),
     RunKind("mixed transformer", TRANSFORMER | {"sample_every": 4, "mix": "auto"}),
 )
 #: objectives of the transformer, and no kinds of their own

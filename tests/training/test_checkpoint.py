@@ -2,6 +2,7 @@
 
 import ast
 import errno
+import hashlib
 import json
 import math
 import os
@@ -26,6 +27,7 @@ from pellucid.runs.checkpoint import (
     load_checkpoint,
     mark_best,
     mark_needed,
+    named_checkpoint,
     needed_steps,
     prune,
     save_checkpoint,
@@ -114,6 +116,30 @@ def test_files_cut_short_or_missing_are_found(run, name):
     assert passed == [f"checkpoint of step 3 passed over: {name} is missing"]
     path.mkdir()
     assert load_checkpoint(run)[0].step == 2
+
+
+def test_a_manifest_of_another_form_is_passed_over(run):
+    path = folder_of(run, 3) / "manifest.json"
+    for content in (b'{"a":' * 10**5, module.seal({"format": 1, "step": 3, "tensors": [], "files": {}})):
+        path.write_bytes(content)
+        assert load_checkpoint(run)[0].step == 2
+
+
+def test_a_state_that_is_no_object_is_passed_over(run):
+    folder = folder_of(run, 3)
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    del manifest["sha256"]
+    (folder / "state.json").write_bytes(b"[1]")
+    manifest["files"]["state.json"] = {"bytes": 3, "sha256": hashlib.sha256(b"[1]").hexdigest()}
+    (folder / "manifest.json").write_bytes(module.seal(manifest))
+    assert load_checkpoint(run)[0].step == 2
+
+
+def test_marks_that_are_nested_too_deeply_name_no_step(run):
+    for name in ("best.json", "good.json", "needed.json"):
+        (run / "checkpoints" / name).write_text("[" * 10**5)
+    assert module.best_step(run) is module.good_step(run) is None
+    assert module.needed_steps(run) == set()
 
 
 def test_a_folder_that_was_renamed_is_not_another_step(run):
@@ -291,11 +317,11 @@ def test_a_real_limit_on_file_size_ends_the_run_with_exit_code_2(tmp_path, text,
     code, _, errors = forked(train, tmp_path)
     assert code == 2, errors
     assert errors.startswith(
-        "pellucid: a file is larger than the system allows (ulimit -f): the checkpoint of step 4 needs"
+        "pellucid: a file is larger than the system allows (ulimit -f): the checkpoint of step 3 needs"
     )
-    assert errors.rstrip().endswith("the checkpoint of step 2 is intact. Raise that limit and resume")
+    assert errors.rstrip().endswith("the checkpoint of step 1 is intact. Raise that limit and resume")
     assert len(errors.splitlines()) == 1
-    assert steps_of(run) == [2]
+    assert steps_of(run) == [1]  # that of step 2 has another name, until one is better
     assert resume(run).step == 4
 
 
@@ -308,6 +334,22 @@ def test_an_error_of_writing_the_metrics_names_their_file(tmp_path):
         with pytest.raises(OSError, match="No space left on device") as caught:
             do()
         assert caught.value.filename == str(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "there is no best.json"),
+        ("{", "best.json is damaged"),
+        ('{"step": 3}', "best.json names step 3, whose checkpoint is not there"),
+    ],
+)
+def test_the_last_checkpoint_in_the_place_of_an_unknown_best_one_is_a_warning(text, tmp_path, content, why):
+    run = start(text, tmp_path / "run").path
+    marked = run / "checkpoints" / "best.json"
+    marked.unlink() if content is None else marked.write_text(content)
+    with pytest.warns(UserWarning, match=f"no checkpoint is known to be the best .{why}.; taking step 12"):
+        assert named_checkpoint(run, "best").step == 12
 
 
 # In a run ---------------------------------------------------------------------------------------
@@ -342,7 +384,7 @@ def test_with_one_checkpoint_kept_a_damaged_one_costs_no_good_one(text, tmp_path
     written["train"]["keep_last"] = 1
     (done.path / "recipe.json").write_text(json.dumps(written))
     assert resume(done.path).step == 12
-    assert steps_of(done.path) == [12]
+    assert steps_of(done.path) == [8, 12]  # that before the decay is kept too
     assert not verify_files(folder_of(done.path, 12))
 
 
@@ -378,12 +420,12 @@ def test_the_best_is_chosen_by_one_part_of_the_held_out_text_and_never_pruned(te
     run = start(text, tmp_path / "run", keep_last=1).path
     # all of the text at the end is another measure than a part before it: 1.5 is no better than 2.0
     assert json.loads((run / "checkpoints" / "best.json").read_bytes()) == {"step": 4, "held_out_loss": 2.0}
-    assert steps_of(run) == [4, 12]
+    assert steps_of(run) == [4, 8, 12]  # the best, the one before the decay and the last
     assert not verify_files(folder_of(run, 4))
     assert [row["held_out_loss"] for row in rows(run) if "held_out_loss" in row] == [2.0, 3.0, 1.5]
     resume(run, steps=20)
     assert best_step(run) == 16
-    assert steps_of(run) == [16, 20]
+    assert steps_of(run) == [13, 16, 20]
 
 
 def test_no_source_file_can_read_or_write_a_pickle():

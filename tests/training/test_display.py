@@ -13,9 +13,10 @@ from pellucid.runs import device, length
 from pellucid.runs import reporter as display
 from pellucid.runs.length import LONGEST, SHORTEST, evaluation_interval
 from pellucid.runs.live_reporter import LiveReporter
-from pellucid.runs.options import INTERVALS
-from pellucid.runs.pace import Pace
+from pellucid.runs.options import INTERVALS, with_train
+from pellucid.runs.pace import Pace, last_evaluation_units
 from pellucid.runs.reporter import PlainReporter
+from pellucid.runs.schedule import decay_of
 from pellucid.training.build import FEW_DOCUMENTS
 from pellucid.training.recipe import make_recipe
 
@@ -31,7 +32,7 @@ class Clock:
 
 
 def recipe_of(steps, **fields):
-    return replace(make_recipe(("a",), None, FIELDS | fields | {"steps": steps}), segments=((0, steps),))
+    return length.with_steps(make_recipe(("a",), None, FIELDS | fields | {"steps": steps}), steps)
 
 
 def lines_of(durations, every=10.0, reporter=None):
@@ -103,7 +104,10 @@ def test_evaluations_are_spread_by_time(steps, seconds_per_step):
 
 @pytest.mark.parametrize(
     ("steps", "seconds_per_step", "every"),
-    [(50, 0.1, 50), (50, 1.0, 25), (240, 1.0, 24), (6000, 0.1, 600), (100_000, 1.0, 893), (50, None, 5), (1, None, 1)],
+    [
+        *[(50, 0.1, 50), (50, 1.0, 25), (240, 1.0, 30), (6000, 0.1, 600), (100_000, 1.0, 893)],
+        *[(10, None, 10), (50, None, 25), (1000, None, 100), (1, None, 1)],
+    ],
 )
 def test_intervals(steps, seconds_per_step, every):
     assert evaluation_interval(recipe_of(steps, evaluate_every=0), seconds_per_step) == every
@@ -111,7 +115,7 @@ def test_intervals(steps, seconds_per_step, every):
 
 def test_minutes_and_compiling_are_times_too():
     minutes = recipe_of(0, evaluate_every=0, minutes=1.0)
-    assert evaluation_interval(replace(minutes, segments=((0, 300),)), None) == 150
+    assert evaluation_interval(replace(minutes, planned=300), None) == 150
     compiled = recipe_of(300, evaluate_every=0, compile="yes")
     saved = device.COMPILE_SAVES["cpu"]
     assert evaluation_interval(compiled, 0.2 / (1 - saved)) == evaluation_interval(recipe_of(300), 0.2) == 150
@@ -119,23 +123,44 @@ def test_minutes_and_compiling_are_times_too():
 
 def test_a_run_made_longer_has_the_intervals_of_a_run_of_its_new_length():
     """By the time of its steps; its minutes were those of its former length."""
-    trial = length.resolve_intervals(replace(recipe_of(0, evaluate_every=0, minutes=0.1), segments=((0, 10),)))
+    trial = replace(
+        length.resolve_intervals(replace(recipe_of(0, evaluate_every=0, minutes=0.1), planned=10)), decay=(8, 10)
+    )
     assert trial.train.evaluate_every == 10
-    for steps, seconds_per_step, every in ((50, 0.1, 50), (240, 1.0, 24), (100_000, 1.0, 893), (50, None, 5)):
-        longer = length.lengthen(trial, 10, {"steps": steps}, lambda: 0.0, 1000, seconds_per_step=seconds_per_step)
+    for steps, seconds_per_step, every in ((50, 0.1, 50), (240, 1.0, 30), (100_000, 1.0, 893), (50, None, 25)):
+        longer = length.length_asked(trial, 10, {"steps": steps}, 1000)
+        longer = length.choose_intervals_again(longer, seconds_per_step)
         assert [getattr(longer.train, name) for name in INTERVALS] == [every] * 3
-        assert longer.segments == ((0, 10), (10, steps))
+        assert longer.decay == decay_of("wsd", steps, 0)
         assert longer.train.minutes == trial.train.minutes
 
 
 def test_a_trial_made_longer_by_minutes_is_not_planned_with_its_intervals():
-    trial = length.resolve_intervals(replace(recipe_of(10, evaluate_every=0), segments=((0, 10),)))
+    trial = length.resolve_intervals(recipe_of(10, evaluate_every=0))
     pace = Pace.of_minutes(1.0)
     assert pace is not None
     pace.know(100_000, 1000)
-    longer = length.lengthen(trial, 10, {"minutes": 1.0}, lambda: 0.01, 1000, pace)
+    pace.start(0.01)
+    longer, _ = length.plan_in_time(
+        trial, with_train(trial, evaluate_every=0, checkpoint_every=0, sample_every=0), pace, 10
+    )
+    assert longer.decay is None
     assert longer.n_steps > 2000
     assert longer.train.evaluate_every >= longer.n_steps // 3
+
+
+@given(st.integers(1, 100_000), st.sampled_from([0.01, 0.3, 5.0, None]), st.sampled_from([64, 8192]))
+def test_measuring_takes_a_tenth_of_a_run_at_most(steps, seconds_per_step, tokens):
+    """In forward passes over tokens, of which a step takes three; below 4,096 tokens the last evaluation is not cut."""
+    recipe = recipe_of(steps, evaluate_every=0, evaluate_tokens=0, batch=tokens // 16, accumulate=1)
+    recipe = length.resolve_intervals(recipe, seconds_per_step)
+    t, taken = recipe.train, 3 * steps * tokens
+    on_the_way = (steps - 1) // t.evaluate_every
+    at_the_end = last_evaluation_units(recipe)
+    assert on_the_way * t.evaluate_tokens <= 0.03 * taken
+    assert at_the_end <= max(4096, 0.07 * taken)
+    assert t.evaluate_tokens <= at_the_end
+    assert t.evaluate_every == t.checkpoint_every == t.sample_every
 
 
 def test_what_is_asked_for_is_done():

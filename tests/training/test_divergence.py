@@ -175,10 +175,3 @@ def test_every_value_is_written_as_strict_json(tmp_path_factory, value):
     kept = MetricsFile(path, 1)
     kept.close()
     assert kept.kept == [written]
-
-
-def test_rows_of_an_older_file_become_strict(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1, "held_out_loss": NaN, "x": [Infinity, 1.5]}\n')
-    MetricsFile(path, 1).close()
-    assert read_strictly(path) == [{"step": 1, "held_out_loss": None, "x": [None, 1.5]}]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from pellucid.parameter_counts import count_parameters
 from pellucid.runs import device, length, run_dir
 from pellucid.runs import trainer as trainer_module
 from pellucid.runs.checkpoint import best_step, folder_of, steps_of, verify_files
+from pellucid.runs.device import deterministic_kernels
 from pellucid.runs.figures import StepFigures
 from pellucid.runs.live_reporter import LiveReporter, make_reporter
 from pellucid.runs.metrics import part_measured, read_metrics
@@ -30,8 +32,8 @@ from pellucid.runs.reporter import PlainReporter, ProgressRate, clock
 from pellucid.runs.run_dir import cache_folder
 from pellucid.runs.trainer import Trainer
 from pellucid.text.tokens.store import Tokens
-from pellucid.training import autotune as autotune_module
 from pellucid.training import resolve_recipe as resolve
+from pellucid.training import step_choice
 from pellucid.training import trainable as trainable_module
 from pellucid.training.build import build_network
 from pellucid.training.load import load_run
@@ -66,7 +68,7 @@ def test_the_last_save_comes_before_the_last_evaluation_and_sample(text, tmp_pat
         raise RuntimeError("no sample")
 
     with pytest.raises(RuntimeError, match="no sample"):
-        start(text, tmp_path / "run", sampler=sampler, steps=5, evaluate_every=5)
+        start(text, tmp_path / "run", sampler=sampler, steps=5, evaluate_every=5, schedule="cosine")
     assert seen == [(5, True, True), ("sample", "")]
     assert steps_of(tmp_path / "run") == [5]
 
@@ -204,7 +206,7 @@ def test_bits_per_byte_do_not_depend_on_the_tokenizer_s_units(text, tmp_path):
 
 
 def test_the_metrics_have_a_row_for_every_step(text, tmp_path):
-    done = start(text, tmp_path / "run", steps=7, evaluate_every=3, first_weights="drawn")
+    done = start(text, tmp_path / "run", steps=7, evaluate_every=3)
     steps = [row for row in rows(done.path) if "loss" in row]
     assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6, 7]
     assert [row["tokens"] for row in steps] == [64 * k for k in range(1, 8)]
@@ -247,7 +249,7 @@ def test_what_was_left_open_is_written_down_and_kept(text, tmp_path, monkeypatch
 def test_measuring_a_step_spoils_no_weight(text, tmp_path, monkeypatch):
     plain = start(text, tmp_path / "plain", steps=20, evaluate_every=20).path
     monkeypatch.setattr(
-        autotune_module, "compile_pays", lambda device, seconds, steps, saves: (False, f"compiled: no {seconds > 0}")
+        step_choice, "compile_pays", lambda device, seconds, steps, saves: (False, f"compiled: no {seconds > 0}")
     )
     measured = start(text, tmp_path / "measured", steps=20, evaluate_every=20, compile="auto").path
     assert_same_tensors(tensors(plain, 20), tensors(measured, 20))
@@ -274,7 +276,7 @@ def test_three_minutes_are_not_spent_on_compiling(monkeypatch):
 
 @pytest.mark.parametrize(("asked", "chosen", "rate"), [("fused", "fused", 0.0), ("auto", "explicit", 0.1)])
 def test_attention_is_computed_the_way_that_was_chosen(text, tmp_path, asked, chosen, rate):
-    """With dropout of its pattern there is one way; tests/training/test_autotune.py has the rest."""
+    """With dropout of its pattern there is one way; tests/training/test_step_choice.py has the rest."""
     run = start(text, tmp_path / "run", attention=asked, steps=2, dropout=rate).path
     assert json.loads((run / "recipe.json").read_bytes())["train"]["attention"] == chosen
     network = build_network(make_recipe((str(text),), None, FIELDS | {"attention": chosen}), CPU)
@@ -282,19 +284,15 @@ def test_attention_is_computed_the_way_that_was_chosen(text, tmp_path, asked, ch
 
 
 @pytest.mark.parametrize("asked", ["auto", "fused"])
-@pytest.mark.parametrize("option", [{"attention.sinks": "learned"}, {"attention.score_cap": 5.0}], ids=str)
-def test_attention_that_no_fused_kernel_computes_is_explicit_and_says_so(text, asked, option):
-    recipe = make_recipe((str(text),), None, FIELDS | option | {"attention": asked})
-    (name, value), *_ = option.items()
-    said = "attention: explicit (no fused kernel computes " + f"{name} = {value if name.endswith('sinks') else '5'})"
+def test_attention_that_no_fused_kernel_computes_is_explicit_and_says_so(text, asked):
+    recipe = make_recipe((str(text),), None, FIELDS | {"attention.score_cap": 5.0, "attention": asked})
+    said = "attention: explicit (no fused kernel computes attention.score_cap = 5)"
     assert resolve.allowed_kernels(recipe, CPU) == (("explicit",), said)
 
 
 @pytest.mark.slow
 def test_explicit_attention_trains_to_the_same_losses_and_resumes_bit_for_bit(text, tmp_path):
-    plain, written = (
-        start(text, tmp_path / w, attention=w, dropout=0.0, first_weights="drawn").path for w in ("fused", "explicit")
-    )
+    plain, written = (start(text, tmp_path / w, attention=w, dropout=0.0).path for w in ("fused", "explicit"))
     kernels = [json.loads((run / "recipe.json").read_bytes())["train"]["attention"] for run in (plain, written)]
     assert kernels == ["fused", "explicit"]  # on some processors their losses are the same to the bit
     losses = [[row["loss"] for row in rows(run) if "loss" in row] for run in (plain, written)]
@@ -368,6 +366,22 @@ def test_deterministic_kernels_are_asked_for_and_given_back(text, tmp_path):
     start(text, tmp_path / "run", sampler=sampler, steps=2, deterministic="yes")
     assert set(seen) == {True}
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_deterministic_kernels_are_given_back_where_two_runs_overlap(chosen):
+    """In whatever order the runs of two threads begin and end."""
+    asked, warn_only = torch.are_deterministic_algorithms_enabled, torch.is_deterministic_algorithms_warn_only_enabled
+    torch.use_deterministic_algorithms(chosen, warn_only=chosen)
+    try:
+        first, second = deterministic_kernels(True), deterministic_kernels(True)
+        first.__enter__(), second.__enter__()
+        first.__exit__(None, None, None)
+        assert (asked(), warn_only()) == (True, False)
+        second.__exit__(None, None, None)
+        assert (asked(), warn_only()) == (chosen, chosen)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_what_cublas_needs_to_be_deterministic_is_set_before_anything_is_computed(text, tmp_path, monkeypatch):
@@ -508,7 +522,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(text, tmp_path):
 def test_the_panel_shows_what_a_run_is_about(text, tmp_path):
     console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True)
     reporter = LiveReporter(console)
-    recipe = replace(make_recipe(("a",), None, FIELDS), segments=((0, 100),))
+    recipe = replace(make_recipe(("a",), None, FIELDS), decay=(100, 100))
     reporter.begin(recipe, 0)
     try:
         assert "first step" in str(reporter.__rich__())
@@ -545,7 +559,7 @@ def test_the_panel_shows_what_a_run_is_about(text, tmp_path):
 def test_a_skipped_step_does_not_spoil_the_panel(tmp_path):
     console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True)
     reporter = LiveReporter(console)
-    reporter.begin(replace(make_recipe(("a",), None, FIELDS), segments=((0, 9),)), 0)
+    reporter.begin(replace(make_recipe(("a",), None, FIELDS), decay=(9, 9)), 0)
     try:
         reporter.step({"step": 1, "loss": None, "learning_rate": 1.0}, 9)
         console.print(reporter)
@@ -568,7 +582,7 @@ def test_memory_is_counted_from_the_sizes():
     small = make_recipe((), None, {"n_vocab": 512})
     big = make_recipe((), None, {"n_vocab": 512, "d_model": 192 * 1000})
     check_memory(with_train(small, batch=4), CPU)
-    with pytest.raises(RecipeError, match=r"would need about .* GiB and cpu has .* GiB: [0-9,]* parameters"):
+    with pytest.raises(RecipeError, match=r"would need at least .* GiB and cpu has .* GiB: [0-9,]* parameters"):
         check_memory(with_train(big, batch=4), CPU)
     with pytest.raises(RecipeError, match="sequences of 128 tokens"):
         check_memory(with_train(small, batch=10**9), CPU)
@@ -607,9 +621,9 @@ def test_a_folder_in_which_no_tokens_can_be_kept_is_refused_before_anything_is_r
     """One that holds tokens may be for reading alone."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "file" / "cache"))
-    for predictor in (None, "ngram"):
+    for train in (pellucid.train, partial(pellucid.train_predictor, kind="ngram")):
         with pytest.raises(RecipeError, match=r"file is not a folder; name a folder for prepared .* PELLUCID_CACHE"):
-            pellucid.train(tmp_path / "gone.txt", out=tmp_path / "run", predictor=predictor)
+            train(tmp_path / "gone.txt", out=tmp_path / "run")
     (tmp_path / "cache" / "tokens-1").mkdir(parents=True)
     monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(run_dir, "check_destination", lambda path: pytest.fail("it was checked"))

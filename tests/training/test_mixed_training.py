@@ -117,7 +117,7 @@ def test_no_batch_reads_what_is_set_aside():
     np.testing.assert_array_equal(left[rest.starts], [0, 50, 300, 1000])
     np.testing.assert_array_equal(aside.read(0, 500)[aside.starts], [100, 150, 200, 250, 4700])
     batches = Batches(rest, 8, 4)
-    read = np.unique([batches.at(step).targets for step in range(math.ceil(batches.steps_per_epoch) * 2)])
+    read = np.unique([batches.at(step).targets for step in range(math.ceil(batches.n_windows / batches.batch) * 2)])
     assert set(read) == set(left)
     with pytest.raises(TokensError, match="tokens 4700 to 5001 of tokens: it has 5000"):
         part.select([(4700, 5001)])
@@ -366,9 +366,6 @@ def test_a_run_of_minutes_keeps_the_time_of_mixing(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"predictor": "ngram"}, "mix applies to a transformer, not to predictor = ngram"),
-        ({"predictor": "recurrent"}, "mix applies to a transformer, not to predictor = recurrent"),
-        ({"predictor": "image-classifier"}, "mix applies to a transformer, not to predictor = image-classifier"),
         ({"fields": {"objective": "masked"}}, "goes with train.objective = next-token, not masked"),
         ({"fields": {"objective": "prefix"}}, "goes with train.objective = next-token, not prefix"),
         ({"fields": {"objective": "chat"}}, "goes with train.objective = next-token, not chat"),
@@ -385,10 +382,10 @@ def test_what_cannot_be_mixed_is_refused_and_nothing_is_written(tmp_path, option
     assert not (tmp_path / "run").exists()
 
 
-def test_the_command_refuses_it_for_other_predictors(tmp_path, capsys):
+def test_the_command_refuses_it_for_an_ngram(tmp_path, capsys):
     text = write_text(tmp_path)
     assert cli.main(["train", str(text), "--predictor", "ngram", "--mix", "auto", "--out", str(tmp_path / "run")]) == 2
-    assert "mix applies to a transformer, not to predictor = ngram" in capsys.readouterr().err
+    assert "--mix auto mixes a network with an n-gram, and ngram is one: leave it out" in capsys.readouterr().err
     with pytest.raises(RecipeError, match="are too few to set 5% of them aside"):
         ranges_to_set_aside(39)
 

@@ -19,18 +19,16 @@ def groups(training):
     found = []
     for part in training.optimizer.parts:
         kind = type(part).__name__
-        rate = training.recipe.train.learning_rate  # which scales every decay but Muon's
-        decay = part.decay_of_rate * part.param_groups[0]["lr"] / rate if kind == "RMSprop" else None
-        found += [(names[p], kind, g.get("weight_decay", decay)) for g in part.param_groups for p in g["params"]]
+        found += [(names[p], kind, g["weight_decay"]) for g in part.param_groups for p in g["params"]]
     return found
 
 
 @pytest.mark.item("S0-0-c", "S0-1.2-f")
 @pytest.mark.parametrize("word", ["adamw", "muon"])
-@pytest.mark.parametrize(("unembed", "of_tables"), [("tied", "adamw"), ("untied", "rmsprop")])
-def test_every_parameter_is_held_once_and_only_matrices_decay(text, tmp_path, word, unembed, of_tables):
+@pytest.mark.parametrize(("unembed", "ngrams"), [("tied", ()), ("untied", (2, 3))])
+def test_every_parameter_is_held_once_and_only_matrices_decay(text, tmp_path, word, unembed, ngrams):
     fields = {"attention.bias": "all", "mlp.bias": "all", "norm.kind": "layer", "positions.kind": "learned"}
-    fields |= {"weight_decay": 0.3, "ngram_weight_decay": 0.7, "ngram_optimizer": of_tables}
+    fields |= {"weight_decay": 0.3, "ngrams": ngrams}
     training = make_training(text, tmp_path / "run", optimizer=word, unembed=unembed, **fields)
     found = groups(training)
     names = [name for name, _, _ in found]
@@ -39,25 +37,20 @@ def test_every_parameter_is_held_once_and_only_matrices_decay(text, tmp_path, wo
     assert ("unembed.weight" in names) == (unembed == "untied")
     assert sum(p.numel() for p in shapes.values()) == count_parameters(training.recipe.model)["total"]
     for name, kind, decay in found:
-        is_table = ".ngrams." in name
-        assert decay == pytest.approx(0.7 if is_table else 0.3 if shapes[name].ndim == 2 else 0.0), name
+        assert decay == pytest.approx(0.3 if shapes[name].ndim == 2 else 0.0), name
         hidden = shapes[name].ndim == 2 and name.startswith("blocks.")
-        expected = (
-            "RMSprop" if is_table and of_tables == "rmsprop" else "Muon" if word == "muon" and hidden else "AdamW"
-        )
-        assert kind == expected, name
+        assert kind == ("Muon" if word == "muon" and hidden else "AdamW"), name
 
 
 @pytest.mark.parametrize("word", ["adamw", "muon"])
 def test_a_step_is_seen_by_what_was_made_of_the_earlier_weights(text, tmp_path, word):
     """Packed weights and compiled steps are made anew: every parameter counts the step, whatever kernel took it."""
-    training = make_training(text, tmp_path / "run", optimizer=word, ngram_optimizer="rmsprop")
+    training = make_training(text, tmp_path / "run", optimizer=word)
     network = training.network
-    for _ in range(2):  # in the first one RMSprop shrinks its tables as well
-        versions, state = [p._version for p in network.parameters()], weights_state(network)
-        for p in network.parameters():
-            p.grad = torch.ones_like(p)
-        training.optimizer.step(GOOD)
+    versions, state = [p._version for p in network.parameters()], weights_state(network)
+    for p in network.parameters():
+        p.grad = torch.ones_like(p)
+    training.optimizer.step(GOOD)
     assert weights_state(network) != state
     assert all(p._version > before for p, before in zip(network.parameters(), versions, strict=True))
 
@@ -119,14 +112,13 @@ def test_the_state_is_put_back_under_the_names_of_the_parameters(text, tmp_path)
 
 
 def test_the_factor_scales_all_peaks(text):
-    rates = {"learning_rate": 0.5, "muon_learning_rate": 0.25, "ngram_learning_rate": 0.125}
-    recipe = recipe_for(text, ngram_optimizer="rmsprop", **rates)
+    recipe = recipe_for(text, learning_rate=0.5, muon_learning_rate=0.25)
     network = build_network(recipe, torch.device("cpu"))
     optimizer = make_optimizer(recipe, network)
     for factor in (0.5, 0.1, 1.0):
         optimizer.set_factor(factor)
         rates = [{group["lr"] for group in part.param_groups} for part in optimizer.parts]
-        assert rates == [{0.5 * factor}, {0.25 * factor}, {0.125 * factor}]
+        assert rates == [{0.5 * factor}, {0.25 * factor}]
 
 
 @pytest.mark.parametrize("shapes", [[(24, 16)], [(48, 8)], [(16, 40), (16, 40), (8, 8)]])

@@ -1,7 +1,7 @@
-"""A run of minutes ends in time with its schedule at the floor, whatever steps take; by a clock that a test moves."""
+"""A run of minutes keeps its learning rate until the time says that it falls; by a clock that a test moves."""
 
-import itertools
 import json
+import math
 import shutil
 import statistics
 import time
@@ -19,7 +19,7 @@ from pellucid.runs import trainer as trainer_module
 from pellucid.runs.checkpoint import best_step, folder_of, load_checkpoint, steps_of
 from pellucid.runs.pace import Pace
 from pellucid.runs.saver import Saver
-from pellucid.runs.schedule import position, rate_factor
+from pellucid.runs.schedule import DECAY_SHARE, decay_of, rate_factor
 from pellucid.runs.trainer import Trainer
 from pellucid.training import trainable
 from pellucid.training.load import read_recipe
@@ -93,75 +93,54 @@ def test_steps_that_a_gpu_was_only_given_count_as_long_as_they_take():
 
 
 @pytest.mark.parametrize("speed", one_in(4, SPEEDS))
-@pytest.mark.parametrize("schedule", one_in(2, ["cosine", "wsd"]))
-def test_the_schedule_reaches_its_floor_when_the_time_is_over(text, tmp_path, monkeypatch, speed, schedule):
+@pytest.mark.parametrize("schedule", one_in(2, ["wsd", "constant"]))
+def test_the_rate_stays_until_the_time_that_is_left_is_that_of_the_decay(text, tmp_path, monkeypatch, speed, schedule):
     """One minute, of which evaluations and samples are known only when they are made."""
     with monkeypatch.context() as patch:
         clock = Clock(patch, SPEEDS[speed], evaluate=0.4, sample=0.6)
         measured(patch, 0.5)
         done = start(text, tmp_path / "run", sampler=clock.sampler, minutes=1.0, schedule=schedule, **QUICK)
-    assert 0.95 * 60 <= clock.seconds <= 1.05 * 60
-    assert (done.exit_code, done.step) == (0, done.recipe.n_steps)
+    first, end = done.recipe.decay
+    assert json.loads((done.path / "recipe.json").read_bytes())["decay"] == [first, end]
+    # what becomes slower while the rate falls is late, and stopped where that is too much
+    if not (is_slow := "second half" in speed and schedule == "wsd"):
+        assert 0.9 * 60 <= clock.seconds <= 1.1 * 60
+        assert (done.exit_code, done.step) == (0, done.recipe.n_steps)
     rates = [row["learning_rate"] for row in rows(done.path) if "learning_rate" in row]
-    assert rates[-1] == pytest.approx(0.01 * 5e-3)
-    warm = done.recipe.segments[0][1] // 50
-    assert all(a >= b - 1e-12 for a, b in itertools.pairwise(rates[warm + 1 :]))
-    # no drop larger than what is left of the run explains: a line to the floor over the steps that are planned, and
-    # twice as steep where a cosine ends
-    ends = [(0, done.recipe.segments[0][1]), *done.recipe.replans]
-    for i, (a, b) in enumerate(itertools.pairwise(rates)):
-        planned = [end for step, end in ends if step <= i][-1]
-        steepest = (a - 0.01 * 5e-3) / max(1, planned - 1 - i)
-        assert i < warm or a - b <= {"cosine": 2, "wsd": 1}[schedule] * steepest + 1e-9
-    written = json.loads((done.path / "recipe.json").read_bytes())
-    assert written["segments"][0][0] == 0
-    assert len(written["replans"]) <= 40
-    assert (speed == "as measured") or written["replans"]
+    peak = 5e-3
+    assert rates[done.recipe.train.warmup : first] == [peak] * (first - done.recipe.train.warmup)
+    assert rates == [
+        peak * rate_factor(i, (first, end), shape=schedule, warmup=done.recipe.train.warmup, floor=0.01)
+        for i in range(len(rates))
+    ]
+    if schedule == "wsd":
+        # it is asked after each step, which may have been a long one
+        assert 0.6 * DECAY_SHARE * end <= end - first <= DECAY_SHARE * end + 1
+        assert first in steps_of(done.path)
+        assert is_slow or rates[-1] == pytest.approx(0.01 * peak)
 
 
 @pytest.mark.slow
-def test_a_run_that_replays_the_recorded_plans_is_the_same_bit_for_bit(text, tmp_path, monkeypatch):
-    """Interrupted, resumed with other speeds, killed behind a plan that was written down: then replayed in one go."""
+def test_a_run_of_minutes_that_was_interrupted_in_its_decay_ends_the_same(text, tmp_path, monkeypatch):
+    """The decay is in recipe.json before its first step is taken, so that steps taken again have the same rates."""
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        clock = Clock(patch, SPEEDS["twice as long"])
+        clock = Clock(patch, SPEEDS["as measured"])
         measured(patch, 0.5)
-        stops = [12]
-        real = Trainer.keep_pace
-
-        def keep_pace(training):
-            real(training)
-            if training.step == stops[0]:
-                training.interruption.signal = 2
-
-        patch.setattr(Trainer, "keep_pace", keep_pace)
         fields = QUICK | {"minutes": 0.5, "checkpoint_every": 3, "evaluate_every": 10, "keep_last": 9}
-        first = start(text, run, sampler=clock.sampler, **fields)
-        assert (first.exit_code, first.step) == (130, 12)
-        planned = json.loads((run / "recipe.json").read_bytes())["replans"]
-        assert planned
-        # as after a crash: checkpoints behind the last plan are lost, the plan is not
+        done = start(text, run, sampler=clock.sampler, **fields)
+        first, end = done.recipe.decay
+        whole, lines = tensors(run, end), rows(run)
+        # as after a crash: what was saved from the decay on is lost
+        assert steps_of(run)[0] < first
         for step in steps_of(run):
-            if step > planned[-1][0] - 1:
+            if step >= first:
                 shutil.rmtree(folder_of(run, step))
-        assert steps_of(run)
-        stops = [0]
         clock.step = SPEEDS["half as long"]
-        done = resume(run)
-        assert done.exit_code == 0
-        assert done.recipe.replans[: len(planned)] == tuple(map(tuple, planned))
-        assert len(done.recipe.replans) > len(planned)
-    written = read_recipe(run)
-    assert written == replace(done.recipe, inputs=written.inputs)
-    again = tmp_path / "again"
-    shutil.copytree(run, again)
-    shutil.rmtree(again / "checkpoints")
-    (again / "metrics.jsonl").unlink()
-    # nothing has been saved yet: the recorded plans are followed from the first step
-    replayed = resume(again)
-    assert (replayed.step, replayed.recipe.replans) == (done.step, done.recipe.replans)
-    assert_same_tensors(tensors(again, done.step), tensors(run, done.step))
-    assert rows(again) == rows(run)
+        again = resume(run)
+    assert (again.step, again.recipe.decay) == (end, (first, end))
+    assert_same_tensors(tensors(run, end), whole)
+    assert [row.get("learning_rate") for row in rows(run)] == [row.get("learning_rate") for row in lines]
 
 
 def test_a_run_that_went_beyond_its_time_is_stopped_and_says_so(text, tmp_path, monkeypatch):
@@ -172,6 +151,7 @@ def test_a_run_that_went_beyond_its_time_is_stopped_and_says_so(text, tmp_path, 
         clock = Clock(patch, lambda seconds: 0.5 if seconds < 2 else 70.0)
         measured(patch, 0.5)
         patch.setattr(Pace, "end_of", lambda *given: 12)
+        patch.setattr(Pace, "decay_from", lambda *given: decay_of("wsd", 12, 0))
         done = start(text, run, heard, clock.sampler, minutes=1.0, steps=0)
     assert (done.step, done.exit_code) == (5, 0)
     assert "the time is up: stopped after step 5 of 12; --resume continues" in heard.text
@@ -207,15 +187,102 @@ def test_the_last_evaluation_is_cut_when_the_time_is_over(text, tmp_path, monkey
     assert f"They are too few to compare: the checkpoint of step {best_step(run)} stays the best" in heard.text
     page = write_page(run).read_text(encoding="utf-8")
     assert f"the checkpoint of step {best_step(run):,} is kept as the best, and it is loaded by default" in page
-    assert f"the time was over after {last['cut']:,} of " in heard.text
+    assert f"was over after {last['cut']:,} of " in heard.text
     again = Heard()
     resume(run, again)
     assert "finished" in again.text
 
 
+@pytest.mark.parametrize("warmup", [2, 10_000])
+def test_a_run_of_minutes_that_ends_within_its_warm_up_is_done_in_time(text, tmp_path, monkeypatch, warmup):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        clock = Clock(patch, 1.0)
+        measured(patch, 0.5)
+        done = start(text, run, sampler=clock.sampler, minutes=0.5, **QUICK | {"warmup": warmup})
+        assert 24 <= clock.seconds <= 31
+        assert done.recipe.is_last(done.step)
+        assert done.recipe.decay == (done.recipe.decay[0] if warmup == 2 else done.step, done.step)
+        longer = resume(run, minutes=1.0)
+    assert longer.step > done.step + 30
+    rates = [row["learning_rate"] for row in rows(run) if "learning_rate" in row]
+    assert rates[:5] == pytest.approx([5e-3 * min((step + 1) / warmup, 1) for step in range(5)])
+
+
+def test_a_run_that_is_made_longer_by_minutes_is_saved_on_the_way(text, tmp_path, monkeypatch):
+    """Its intervals are those of its new length: a run of seconds is saved at its end, one of an hour ten times."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        clock = Clock(patch, 1.0)
+        measured(patch, 1.0)
+        first = start(text, run, sampler=clock.sampler, **QUICK | {"minutes": 0.3, "evaluate_every": 0})
+        assert first.recipe.train.checkpoint_every >= first.step
+        patch.setattr(pipeline, "train_to_end", lambda *given: None)
+        resume(run, minutes=60.0)
+    longer = read_recipe(run)
+    assert longer.planned == pytest.approx(3600, rel=0.05)
+    assert longer.train.checkpoint_every == longer.train.evaluate_every == -(-longer.planned // 10)
+    assert longer.train.minutes == 0.3
+
+
+def test_a_run_of_minutes_that_is_given_its_expected_number_of_steps_has_no_clock_any_more(text, tmp_path, monkeypatch):
+    """That number is what it shows when it is stopped; steps that take longer are taken all the same."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        clock, real = Clock(patch, 1.0), Trainer.keep_pace
+        measured(patch, 1.0)
+
+        def keep_pace(training):
+            real(training)
+            if training.step == 5:
+                training.interruption.signal = 2
+
+        patch.setattr(Trainer, "keep_pace", keep_pace)
+        first = start(text, run, sampler=clock.sampler, **QUICK | {"minutes": 0.5})
+        assert (first.step, first.recipe.decay) == (5, None)
+        expected = first.recipe.planned
+        clock.step = lambda seconds: 60.0
+        done = resume(run, steps=expected)
+    assert (done.step, done.recipe.decay) == (expected, decay_of("wsd", expected, done.recipe.train.warmup))
+
+
+def test_the_last_evaluation_of_a_run_of_minutes_that_became_one_of_steps_is_its_share(text, tmp_path, monkeypatch):
+    run, heard = tmp_path / "run", Heard()
+    for module in (pace_module, trainer_module):
+        monkeypatch.setattr(module, "LEAST_EVALUATED", 16)
+    with monkeypatch.context() as patch:
+        clock = Clock(patch, 1.0)
+        measured(patch, 1.0)
+        first = start(text, run, sampler=clock.sampler, **QUICK | {"minutes": 0.5, "batch": 1, "evaluate_tokens": 16})
+    resume(run, heard, steps=first.step + 4)
+    last = [row for row in rows(run) if "held_out_loss" in row][-1]
+    assert not last["whole"]
+    assert f"the last evaluation read {last['cut']} of 401 held-out tokens, its share of the run" in heard.text
+
+
+def test_a_run_of_steps_that_was_made_longer_by_minutes_and_stopped_uses_all_of_them(text, tmp_path, monkeypatch):
+    """Steps that take less time than expected are more, before the stop and after it."""
+    run = start(text, tmp_path / "run", **QUICK | {"steps": 4}).path
+    with monkeypatch.context() as patch:
+        Clock(patch, 0.5)
+        stops, real = [20], Trainer.keep_pace
+        measured(patch, 2.0)
+
+        def keep_pace(training):
+            real(training)
+            if training.step in stops:
+                training.interruption.signal = 2
+
+        patch.setattr(Trainer, "keep_pace", keep_pace)
+        assert resume(run, minutes=1.0).exit_code == 130
+        stops.clear()
+        done = resume(run)
+    assert done.step > 100 > read_recipe(run).planned
+
+
 @pytest.mark.slow
 def test_a_run_that_is_made_longer_by_minutes_ends_in_time(text, tmp_path, monkeypatch):
-    """From where it stands, with a schedule of its own; what was planned behind that step is forgotten."""
+    """From before its decay, at the full rate, until the further minutes are over but for another decay."""
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         clock = Clock(patch, 1.0)
@@ -223,18 +290,19 @@ def test_a_run_that_is_made_longer_by_minutes_ends_in_time(text, tmp_path, monke
         first = start(text, run, sampler=clock.sampler, minutes=0.5, **QUICK)
         then = clock.now
         done = resume(run, minutes=1.0)
-        assert 57 <= clock.now - then <= 63
-    assert done.recipe.segments == ((0, first.recipe.segments[0][1]), (first.step, done.recipe.segments[1][1]))
+        assert 55 <= clock.now - then <= 66
     assert done.step == done.recipe.n_steps > first.step
+    assert done.recipe.decay[0] > first.recipe.decay[0]
     rates = [row["learning_rate"] for row in rows(run) if "learning_rate" in row]
-    assert rates[first.step - 1] == pytest.approx(0.01 * 5e-3)
-    assert rates[first.step] > 0.4 * 5e-3
+    assert rates[first.recipe.decay[0] : done.recipe.decay[0]] == [5e-3] * (
+        done.recipe.decay[0] - first.recipe.decay[0]
+    )
     assert rates[-1] == pytest.approx(0.01 * 5e-3)
 
 
 @pytest.mark.slow
 def test_the_minutes_of_an_unfinished_run_given_again_are_those_it_has(text, tmp_path, monkeypatch):
-    """The same command with --resume continues the schedule where it stopped; it adds no second one."""
+    """The same command with --resume goes on where the run was stopped, and makes it no longer."""
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         clock = Clock(patch, 1.0)
@@ -246,13 +314,13 @@ def test_the_minutes_of_an_unfinished_run_given_again_are_those_it_has(text, tmp
         then = clock.now
         done = resume(run, minutes=0.5)
         assert clock.now - then < 15
-        assert (done.step, done.recipe.segments) == (first.step, first.recipe.segments)
+        assert (done.step, done.recipe.decay) == (first.step, first.recipe.decay)
         longer = resume(run, minutes=0.3)
         shutil.rmtree(folder_of(run, longer.step))
         then = clock.now
-        done = resume(run, minutes=0.3)  # those of the second schedule, which is unfinished
+        done = resume(run, minutes=0.3)  # those that it was made longer by, which are not over
         assert clock.now - then < 15
-        assert (done.step, done.recipe.segments) == (longer.step, longer.recipe.segments)
+        assert (done.step, done.recipe.decay) == (longer.step, longer.recipe.decay)
 
 
 def test_what_is_at_most_read_so_often_does_not_become_more(text, tmp_path, monkeypatch):
@@ -264,7 +332,7 @@ def test_what_is_at_most_read_so_often_does_not_become_more(text, tmp_path, monk
             pace = Pace.from_now(60.0)
             pace.know(0, 100, most=100)
             pace.start(seconds)
-            recipe = replace(recipe_for(text, **(QUICK | {"sample_every": -1})), segments=((0, 100),))
+            recipe = replace(recipe_for(text, **(QUICK | {"sample_every": -1})), planned=100)
             end = pace.end_of(recipe, 0)
             assert end == pytest.approx(steps, abs=2)
             assert end <= 100
@@ -278,7 +346,7 @@ def test_what_is_at_most_read_so_often_does_not_become_more(text, tmp_path, monk
     wrong=st.floats(0.2, 5.0),
     evaluate=st.floats(0.0, 0.02),
 )
-def test_whatever_steps_take_the_end_comes_in_time(total, share, speeds, wrong, evaluate):
+def test_whatever_steps_took_before_the_decay_the_end_comes_in_time(total, share, speeds, wrong, evaluate):
     """Steps of any speed between a third and three times the usual one, measured wrongly by up to five times."""
     now = [0.0]
     before = pace_module.time.monotonic
@@ -288,57 +356,27 @@ def test_whatever_steps_take_the_end_comes_in_time(total, share, speeds, wrong, 
         pace = Pace.from_now(total)
         pace.know(0, 0)
         pace.start(wrong * share * total)
-        recipe = replace(recipe, segments=((0, pace.end_of(recipe, 0)),))
-        recipe = replace(recipe, train=replace(recipe.train, evaluate_every=max(1, recipe.n_steps // 7)))
+        recipe = replace(recipe, planned=pace.end_of(recipe, 0))
+        every = max(1, recipe.n_steps // 7)
+        recipe = replace(recipe, train=replace(recipe.train, evaluate_every=every, warmup=0))
         pace.took["token"], pace.n_held_out = evaluate * total / 1000, 1000 if evaluate else 0
-        step = 0
-        while step < recipe.n_steps:
+        step, began = 0, math.inf
+        while not recipe.is_last(step):
             step += 1
             taken = share * total * speeds[min(int(len(speeds) * now[0] / total), len(speeds) - 1)]
             now[0] += taken
             pace.stepped(taken)
-            if step == recipe.n_steps or step % recipe.train.evaluate_every == 0:
-                now[0] += pace.evaluation(1000 if step == recipe.n_steps else recipe.train.evaluate_tokens, recipe)
-            if step < recipe.n_steps and pace.is_due(recipe, step) and (end := pace.moved_end(recipe, step)):
-                recipe = replace(recipe, replans=(*recipe.replans, (step, end)))
-        assert not pace.is_over
-        assert abs(now[0] - total) <= 0.05 * total
-        assert len(recipe.replans) <= 45
-        moved = recipe.replans
-        assert position(step - 1, 0, recipe.segments[0][1], moved) == pytest.approx(recipe.segments[0][1] - 1)
+            if recipe.is_last(step) or step % recipe.train.evaluate_every == 0:
+                now[0] += pace.evaluation(1000 if recipe.is_last(step) else recipe.train.evaluate_tokens, recipe)
+            if not recipe.decay and (decay := pace.decay_from(recipe, step)):
+                recipe, began = replace(recipe, decay=decay), now[0]
+        # the end was right by the speed of steps when the decay began; steps of the last decay may be others
+        assert recipe.decay[1] - recipe.decay[0] == pytest.approx(DECAY_SHARE * recipe.decay[1], abs=0.02 * step + 2)
+        at = min(int(len(speeds) * 0.8 * began / total), len(speeds) - 1)
+        if len({*speeds[at:]}) == 1:
+            assert abs(now[0] - total) <= 0.06 * total
     finally:
         pace_module.time.monotonic = before
-
-
-moves = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 80)), max_size=6)
-
-
-@given(end=st.integers(2, 120), moves=moves, shape=st.sampled_from(["cosine", "linear", "wsd"]))
-def test_a_moved_end_makes_no_jump_and_the_last_step_stands_at_the_end(end, moves, shape):
-    """Each move is (steps later, steps that are then left)."""
-    moved, step = [], 0
-    for later, left in moves:
-        step += later
-        if step >= (moved[-1][1] if moved else end):
-            break
-        moved.append((step, step + left))
-    last = moved[-1][1] if moved else end
-    places = [position(s, 0, end, moved) for s in range(last)]
-    assert all(a < b or b == end - 1 for a, b in itertools.pairwise(places))
-    assert places[0] == (0 if last > 1 else end - 1)
-    assert places[-1] == pytest.approx(end - 1)
-    for step, _ in moved:  # where the plan before it would have put the step as well, unless it is the only one left
-        before = position(step, 0, end, [m for m in moved if m[0] < step])
-        assert places[step] == pytest.approx(before) or step == last - 1 or places[step] == end - 1
-    rates = [rate_factor(p, end, shape=shape, warmup=0, floor=0.1) for p in places]
-    assert rates[-1] == pytest.approx(0.1 if end > 2 or shape == "cosine" else rates[-1])
-    assert all(a >= b - 1e-9 for a, b in itertools.pairwise(rates))
-
-
-@given(start_=st.integers(0, 1000), n=st.integers(1, 10_000), step=st.integers(0, 9_999))
-def test_a_schedule_that_was_never_moved_is_to_the_bit_what_it_was(start_, n, step):
-    if step < n:
-        assert position(start_ + step, start_, start_ + n) == start_ + step
 
 
 def test_the_hard_stop_is_a_tenth_beyond(monkeypatch):
@@ -371,6 +409,7 @@ def test_a_held_out_token_takes_what_it_takes_in_the_median_batch(text, tmp_path
 
         patch.setattr(trainable.TransformerTrainable, "held_out_sums", held_out_sums)
         patch.setattr(Pace, "end_of", lambda self, recipe, step: made.append(self) or 3)
+        patch.setattr(Pace, "decay_from", lambda *given: (2, 3))
         fields = QUICK | {"batch": 1, "evaluate_every": 3, "evaluate_tokens": 40}
         start(text, tmp_path / "run", Heard(), clock.sampler, minutes=1.0, **fields)
     n_batches = -(-made[0].n_held_out // 8)
@@ -397,6 +436,7 @@ def test_batches_beside_a_checkpoint_that_is_being_written_do_not_count(text, tm
         patch.setattr(trainable.TransformerTrainable, "held_out_sums", held_out_sums)
         patch.setattr(Saver, "is_writing", property(is_writing))
         patch.setattr(Pace, "end_of", lambda self, recipe, step: made.append(self) or 3)
+        patch.setattr(Pace, "decay_from", lambda *given: (2, 3))
         fields = QUICK | {"batch": 1, "evaluate_every": 3, "evaluate_tokens": 40}
         start(text, tmp_path / "run", Heard(), clock.sampler, minutes=1.0, **fields)
     assert made[0].took["token"] == pytest.approx(micros / 1e6, rel=1e-3)
@@ -419,4 +459,32 @@ def test_a_run_made_longer_and_killed_at_once_keeps_its_new_length(text, tmp_pat
     with monkeypatch.context() as patch:
         clock = Clock(patch, 0.5)
         done = resume(run)
-    assert (done.step, done.recipe.replans) == (planned.n_steps, planned.replans)
+    assert (done.step, done.recipe.decay) == (planned.n_steps, planned.decay)
+
+
+def test_a_stopped_run_of_minutes_that_is_given_more_and_killed_at_once_has_another_clock(text, tmp_path, monkeypatch):
+    """Its decay had not begun, so that nothing but the expected number of steps tells the two lengths apart."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        clock, stops = Clock(patch, 1.0), [5]
+        measured(patch, 1.0)
+        real = Trainer.keep_pace
+
+        def keep_pace(training):
+            real(training)
+            if training.step in stops:
+                training.interruption.signal = 2
+
+        patch.setattr(Trainer, "keep_pace", keep_pace)
+        first = start(text, run, sampler=clock.sampler, **QUICK | {"minutes": 0.5})
+        assert (first.exit_code, first.recipe.decay) == (130, None)
+        patch.setattr(Trainer, "take_step", lambda training: (_ for _ in ()).throw(OSError("killed")))
+        with pytest.raises(OSError, match="killed"):
+            resume(run, minutes=2.0)
+    expected = read_recipe(run).planned
+    assert expected > 100
+    heard = Heard()
+    with monkeypatch.context() as patch:
+        Clock(patch, 1.0)
+        assert resume(run, heard).step == expected
+    assert f"it ends after {expected} steps, however long they take" in heard.text

@@ -6,7 +6,6 @@ order of a sum, in float32.
 
 import itertools
 import json
-import logging
 import math
 import os
 import re
@@ -27,7 +26,7 @@ import pellucid
 from pellucid import cli
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
-from pellucid.runs import trainer as trainer_module
+from pellucid.runs import step as step_module
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.device import describe_device, peak_speed
 from pellucid.runs.metrics import read_metrics
@@ -35,7 +34,7 @@ from pellucid.runs.options import RecipeError
 from pellucid.runs.processes import Clocks, Processes, world_size
 from pellucid.runs.reporter import PlainReporter, waiting_of
 from pellucid.runs.trainer import Trainer
-from pellucid.training import autotune, objectives, parallel
+from pellucid.training import objectives, parallel, step_choice
 from pellucid.training.config import ParallelOptions
 from pellucid.training.load import read_recipe
 from pellucid.training.recipe import make_recipe
@@ -149,7 +148,7 @@ def test_a_signal_to_one_process_stops_all_of_them(text, tmp_path, stop_after):
 @pytest.mark.slow
 def test_a_run_goes_on_in_another_number_of_processes(text, tmp_path, plain_runs, stop_after):
     stop_after |= {5, 9, 14}
-    run = train(text, tmp_path / "run", 2, optimizer="adamw")
+    run = train(text, tmp_path / "run", 2, optimizer="adamw", **CALM)
     for n, step in ((4, 5), (1, 9), (2, 14)):
         assert steps_of(run)[-1] == step
         train(text, run, n, resume=True)
@@ -207,11 +206,6 @@ def test_a_step_that_the_processes_cannot_divide_is_refused_with_a_number_that_c
                 2,
                 {"parallel.tensor": 2, "mlp.experts": 4},
                 "parallel.tensor = 2 does not divide experts .mlp.experts = 4.",
-            ),
-            (
-                2,
-                {"parallel.tensor": 2, "attention.sinks": "learned"},
-                "parallel.tensor = 2 does not divide attention.sinks = learned: give parallel.shard",
             ),
             (
                 2,
@@ -290,27 +284,11 @@ def test_the_command_starts_its_processes_and_gives_their_exit_code(text, tmp_pa
     words = [f"--set={name}={value if value != () else ''}" for name, value in FIELDS.items() if name != "ngrams"]
     assert cli.main(["train", str(text), "--out", "run", "--processes", "2", *words, "--set", "model.ngrams="]) == 0
     assert "processes: 2 (parallel.replicate = 2" in capfd.readouterr().out
-    assert cli.main(["train", str(text), "--out", "other", "--processes", "2", *words, "--set", "batch=3"]) == 2
+    words = ["--set=batch=3" if word.startswith("--set=batch=") else word for word in words]
+    assert cli.main(["train", str(text), "--out", "other", "--processes", "2", *words]) == 2
     refused = capfd.readouterr().err
     assert "train.batch = 3 rows cannot be divided" in refused
     assert "torch/distributed/elastic" not in refused
-
-
-@pytest.mark.parametrize(
-    ("message", "values", "is_told"),
-    [
-        ("Sending process %s closing signal %s", (7, "SIGTERM"), False),
-        *(
-            ("failed (exitcode: %s) local_rank: %s (pid: %s) of binary: %s", (n, 0, 7, "python"), n in (1, -9, -11))
-            for n in (1, 2, 3, 130, 143, -9, -11)
-        ),
-        ("Unable to shutdown process %s via %s, forcefully exiting via %s", (7, "SIGTERM", "SIGKILL"), True),
-    ],
-)
-def test_what_a_process_has_said_itself_torchrun_does_not_repeat(message, values, is_told):
-    """A refusal of the options is the last line that a user sees; that a process crashed or was killed is told."""
-    record = logging.LogRecord("torch", logging.ERROR, __file__, 1, message, values, None)
-    assert parallel.is_news(record) == is_told
 
 
 #: a vocabulary that two and four processes divide; windows too. A pass a step: accumulated ones are divided in
@@ -382,11 +360,7 @@ DIVIDED = {
         "mlp.n_hidden": 2,
         "mlp.form": "plain",
     },
-    "tables of n-grams that learn by RMSprop": {
-        "ngrams": (2, 3),
-        "ngram_rows": 256,
-        "ngram_optimizer": "rmsprop",
-    },
+    "tables of n-grams": {"ngrams": (2, 3), "ngram_rows": 256},
     "norms of all heads, recomputed, prefix": {
         "attention.qk_norm": "rms_all",
         "recompute": "yes",
@@ -435,16 +409,20 @@ OTHER_INPUTS = [
 LAYOUTS = [("adamw", (2, 1, 1)), ("muon", (1, 2, 1)), ("muon", (4, 1, 1)), ("adamw", (1, 4, 1)), ("muon", (2, 2, 1))]
 
 
+#: at a high rate the losses of a tiny network amplify that sums are rounded in another order
+CALM = {"learning_rate": 1e-3}
+
+
 @pytest.fixture(scope="module")
 def plain_runs(text, tmp_path_factory):
     """The run in one process with each optimizer."""
-    return {word: train(text, tmp_path_factory.mktemp(word) / "one", optimizer=word) for word in TOLERANCE}
+    return {word: train(text, tmp_path_factory.mktemp(word) / "one", optimizer=word, **CALM) for word in TOLERANCE}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "layout"), LAYOUTS)
 def test_every_layout_takes_the_steps_of_one_process(text, tmp_path, plain_runs, optimizer, layout):
-    run = train(text, tmp_path / "run", math.prod(layout), optimizer=optimizer, **laid_out(layout))
+    run = train(text, tmp_path / "run", math.prod(layout), optimizer=optimizer, **CALM, **laid_out(layout))
     assert_equal_losses(run, plain_runs[optimizer], TOLERANCE[optimizer])
     assert numbers(run, "sample") == numbers(plain_runs[optimizer], "sample")
 
@@ -521,7 +499,7 @@ TIMED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("fields", "layout"), TIMED)
 def test_no_process_makes_the_whole_network_to_time_a_step(text, tmp_path, fields, layout, monkeypatch, stop_after):
-    """The first process makes one or two layers; all other networks have no memory until they are divided."""
+    """It is estimated: networks have no memory until they are divided."""
     real, depths = Transformer.__init__, set()
 
     def make(self: Transformer, a: Architecture) -> None:
@@ -530,14 +508,16 @@ def test_no_process_makes_the_whole_network_to_time_a_step(text, tmp_path, field
         real(self, a)
 
     monkeypatch.setattr(Transformer, "__init__", make)
-    monkeypatch.setattr(autotune, "compile_pays", lambda *given: (False, "compiled: no"))  # whatever the machine does
+    monkeypatch.setattr(
+        step_choice, "compile_pays", lambda *given: (False, "compiled: no")
+    )  # whatever the machine does
     stop_after.add(2)
 
     def do(rank: int) -> None:
         given = {name: value for name, value in {**FIELDS, **DIVISIBLE}.items() if name != "steps"}
         given |= {"n_layers": 5, "batch": 4, "sample_every": -1, **fields, **laid_out(layout)}
         assert pellucid.train(text, out=tmp_path / "run", preset="small", fields=given).step == 2
-        assert depths == ({1, 2} if rank == 0 else set())
+        assert not depths
 
     together(2, do)
 
@@ -549,8 +529,8 @@ def test_no_process_makes_the_whole_network_to_time_a_step(text, tmp_path, field
         ({"unembed": "untied", "recompute": "yes"}, (2, 1, 1)),
         ({"unembed": "untied", "recompute": "yes"}, (1, 2, 1)),
         ({"objective": "prefix"}, (2, 1, 1)),
-        ({"ngram_optimizer": "rmsprop", "ngram_rows": 256}, (2, 1, 1)),
-        ({"ngram_optimizer": "rmsprop", "ngram_rows": 256}, (1, 2, 1)),
+        ({"ngrams": (2, 3), "ngram_rows": 256}, (2, 1, 1)),
+        ({"ngrams": (2, 3), "ngram_rows": 256}, (1, 2, 1)),
         ({"objective": "masked"}, (1, 2, 1)),
         ({"positions.kind": "relative", "mask": "bidirectional", "objective": "masked"}, (2, 1, 1)),
     ],
@@ -656,7 +636,7 @@ def test_a_process_that_hangs_is_named(text, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_step_that_is_not_finite_in_one_process_changes_nothing_in_any(text, tmp_path, monkeypatch):
     """Its gradients are divided among both; the checkpoint after it is that before it, bit for bit."""
-    real, calls = trainer_module.clip, []
+    real, calls = step_module.clip, []
 
     def clip(parameters: Iterable[nn.Parameter], largest: float, processes: Processes) -> torch.Tensor:
         parameters = list(parameters)
@@ -666,7 +646,7 @@ def test_a_step_that_is_not_finite_in_one_process_changes_nothing_in_any(text, t
             first.grad.to_local().view(-1)[0] = math.nan
         return real(parameters, largest, processes)
 
-    monkeypatch.setattr(trainer_module, "clip", clip)
+    monkeypatch.setattr(step_module, "clip", clip)
     run = train(
         text, tmp_path / "run", 2, optimizer="muon", steps=3, checkpoint_every=1, keep_last=9, **laid_out((1, 2, 1))
     )
@@ -685,7 +665,7 @@ def test_a_run_goes_on_in_every_other_layout(text, tmp_path, plain_runs, stop_af
     """A step in each layout, saved and resumed in the next one, in all twelve pairs of four of them."""
     assert {*itertools.pairwise(WALK)} == {*itertools.permutations((ONE, TWO, FOUR, SQUARE), 2)}
     stop_after |= {*range(1, len(WALK))}
-    run = train(text, tmp_path / "run", optimizer="adamw", **laid_out(WALK[0]))
+    run = train(text, tmp_path / "run", optimizer="adamw", **CALM, **laid_out(WALK[0]))
     for step, layout in enumerate(WALK[1:], 1):
         assert steps_of(run)[-1] == step
         train(text, run, math.prod(layout), resume=True, **laid_out(layout))

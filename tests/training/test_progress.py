@@ -122,7 +122,7 @@ def test_the_innermost_phase_is_shown(monkeypatch):
 
 def test_the_speed_of_a_short_run_is_that_of_its_steps(monkeypatch):
     """Rows of the last steps are read at once: what counts is when their steps were taken."""
-    recipe = replace(make_recipe(("a",), None, FIELDS), segments=((0, 6),))
+    recipe = replace(make_recipe(("a",), None, FIELDS), decay=(6, 6))
     out = io.StringIO()
     reporter = PlainReporter(out)
     reporter.begin(recipe, 0)

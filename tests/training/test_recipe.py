@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import typing
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from tiny import start
 import pellucid
 from pellucid.architecture import Architecture, Attention, field_type
 from pellucid.option_values import ArchitectureError, parse_value
+from pellucid.predictors.recipe import make_predictor_recipe
 from pellucid.presets import PRESETS, gated_width, preset
 from pellucid.runs.length import with_length
 from pellucid.runs.options import RecipeError, TrainOptions, with_train
@@ -27,7 +29,6 @@ from pellucid.training.recipe import (
     recipe_fields,
     take_length,
 )
-from pellucid.vision.recipe import make_image_recipe
 
 OTHER = {
     "text.tokenizer": "char",
@@ -101,7 +102,7 @@ def test_every_field_is_set_by_its_name(name):
         ({"n_head": "4"}, "did you mean 'model.attention.n_heads'?"),
         ({"bias": "all"}, "'bias' is ambiguous: choose one of model.attention.bias, model.mlp.bias, model.norm.bias"),
         ({"optimizer": "muons"}, "did you mean 'muon'?"),
-        ({"schedule": "linea"}, "choose one of cosine, linear, wsd, constant"),
+        ({"schedule": "linea"}, "choose one of wsd, cosine, linear, constant"),
         ({"batch": "many"}, "train.batch = 'many': expected an integer"),
         ({"batch": "1.5"}, "train.batch = '1.5': expected an integer"),
         ({"learning_rate": "fast"}, "train.learning_rate = 'fast': expected a number"),
@@ -114,12 +115,14 @@ def test_every_field_is_set_by_its_name(name):
         ({"accumulate": "-1"}, "expected 0 or more"),
         ({"keep_last": "0"}, "expected 1 or more"),
         ({"seed": [1]}, "train.seed = [1]: expected an integer"),
+        ({"seed": str(2**64)}, "train.seed = 18446744073709551616: expected a number of 64 bits"),
+        ({"split": "documents", "objective": "source-target"}, "text.split = documents does not go with pairs"),
+        ({"split": "documents", "objective": "chat"}, "text.split = documents does not go with conversations"),
         ({"weight_decay": "51"}, "weight_decay = 51.0: expected at most 1 / muon_learning_rate = 50"),
         (
             {"weight_decay": "201", "optimizer": "adamw"},
             "weight_decay = 201.0: expected at most 1 / learning_rate = 200",
         ),
-        ({"ngram_weight_decay": "201"}, "ngram_weight_decay = 201.0: expected at most 1 / learning_rate = 200"),
         ({"warmup": "-2"}, "expected -1 or more"),
         (
             {"mask_share": "0.5"},
@@ -129,15 +132,6 @@ def test_every_field_is_set_by_its_name(name):
             {"muon_learning_rate": "9", "optimizer": "adamw"},
             "train.muon_learning_rate = 9.0 goes with train.optimizer = muon, not adamw: leave it out",
         ),
-        (
-            {"ngram_learning_rate": "7", "ngram_optimizer": "adamw"},
-            "train.ngram_learning_rate = 7.0 goes with train.ngram_optimizer = rmsprop, not adamw: leave it out",
-        ),
-        (
-            {"ngrams": "", "ngram_learning_rate": "7"},
-            "train.ngram_learning_rate = 7.0 goes with tables of n-grams (model.ngrams), and this run trains none",
-        ),
-        ({"ngrams": "", "ngram_weight_decay": "5"}, "train.ngram_weight_decay = 5.0 goes with tables of n-grams"),
         ({"steps": "10", "tokens": "100"}, "the length is given twice, by steps and tokens"),
         ({"tokenizer": "byte", "vocabulary": "500"}, "expected 0 where text.tokenizer = byte"),
         ({"vocabulary": "256"}, "expected at least 257 where text.tokenizer = bpe: the 256 bytes and the separator"),
@@ -199,9 +193,11 @@ def test_json_says_the_same_as_toml(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("r.toml", "model.d_model = ", "is not valid toml"),
-        ("r.json", "{", "is not valid json"),
-        ("r.json", "[1]", "holds list: expected named fields"),
+        ("r.toml", "model.d_model = ", "is not valid TOML"),
+        ("r.toml", "a = " + "[" * 10_000, "is not valid TOML"),
+        ("r.json", "{", "is damaged, it is not JSON"),
+        ("r.json", '{"train":' * 10_000, "is nested too deeply"),
+        ("r.json", "[1]", "holds list: expected an object"),
         ("r.json", '{"modle": {"d_model": 3}}', "there is no field 'modle.d_model'"),
         ("r.json", '{"train": {"steps": true}}', "train.steps = True: expected an integer"),
         ("r.json", '{"train": {"optimizer": 3}}', "train.optimizer = 3 is not one of its options"),
@@ -222,7 +218,7 @@ def test_a_runs_recipe_is_a_recipe(text, tmp_path):
     assert made.model == done.recipe.model
     assert made.text == done.recipe.text
     assert made.train == done.recipe.train
-    assert made.segments == ()
+    assert made.decay is None
     again = Recipe.from_dict(json.loads((done.path / "recipe.json").read_bytes()))
     assert again == done.recipe
     # with another length it is that length alone
@@ -245,7 +241,7 @@ def test_a_runs_recipe_is_a_recipe(text, tmp_path):
     )
 )
 def test_whatever_is_in_a_recipe_is_read_back(values):
-    made = dataclasses.replace(make_recipe(("a", "b"), None, values), segments=((0, 5), (3, 9)))
+    made = dataclasses.replace(make_recipe(("a", "b"), None, values), decay=(5, 9))
     assert Recipe.from_dict(json.loads(json.dumps(made.to_dict()))) == made
 
 
@@ -359,21 +355,36 @@ def test_a_starting_model_that_is_not_made_for_conversations_names_the_inputs(tm
 
 
 def test_options_without_an_effect_are_refused_only_where_a_user_sets_them(tmp_path):
-    """Runs of earlier versions, recipe files and presets may hold them; a default value asks for nothing."""
-    assert make_recipe((), None, {"mask_share": 0.15, "ngrams": (), "ngram_weight_decay": -1}).train.mask_share == 0.15
+    """Runs of earlier versions, recipe files and presets may hold them; a value that leaves the choice asks nothing."""
+    with pytest.raises(RecipeError, match=r"mask_share = 0\.15 goes with train\.objective = masked, not next-token"):
+        make_recipe((), None, {"mask_share": 0.15})
     (tmp_path / "a.toml").write_text("[train]\nmask_share = 0.5\n")
     assert make_recipe((), None, {}, tmp_path / "a.toml").train.mask_share == 0.5
-    earlier = with_train(make_recipe((), "gpt2", {}), mask_share=0.5, ngram_weight_decay=5.0)
+    earlier = with_train(make_recipe((), "gpt2", {}), mask_share=0.5)
     assert Recipe.from_dict(earlier.to_dict()) == earlier
     assert overlay(earlier, None, {"mask_share": 0.5, "seed": 1337}, None) == earlier
     model = make_recipe((), "gpt2", {}).model
-    with pytest.raises(RecipeError, match=r"ngram_weight_decay = 3\.0 goes with tables of n-grams"):
-        make_recipe_on(model, (), {"ngram_weight_decay": 3})
-    assert make_recipe_on(model, (), {}).train.ngram_weight_decay == 2.0
+    with pytest.raises(RecipeError, match=r"mask_share = 0\.3 goes with train.objective = masked"):
+        make_recipe_on(model, (), {"mask_share": 0.3})
+
+
+def test_a_run_from_a_model_takes_no_tokenizer_not_even_the_default_one():
+    model = make_recipe((), "gpt2", {}).model
+    for name, value in {"tokenizer": "bpe", "vocabulary": 0, "text.pattern": "gpt2", "sample": 1.0}.items():
+        with pytest.raises(RecipeError, match=rf"keeps its architecture and tokenizer: leave out .*{name}"):
+            make_recipe_on(model, (), {name: value})
+    assert make_recipe_on(model, (), {"n_layers": model.n_layers}).model == model
+
+
+@given(st.permutations(["seed", "train.seed", "d_model"]).map(lambda names: names[:2]))
+def test_two_names_of_one_field_are_refused_in_any_order(names):
+    is_one_field = "d_model" not in names
+    with pytest.raises(ArchitectureError, match=r"train\.seed is given twice") if is_one_field else nullcontext():
+        make_recipe((), None, dict.fromkeys(names, 8))
 
 
 def test_a_learning_rate_at_which_weights_would_change_their_signs_is_refused(text, tmp_path):
-    for rate, most in (({"learning_rate": 300.0}, 10), ({"learning_rate": 2.0}, 1), ({"muon_learning_rate": 20.0}, 10)):
+    for rate, most in (({"learning_rate": 300.0}, 10), ({"muon_learning_rate": 20.0}, 10)):
         name = next(iter(rate))
         with pytest.raises(RecipeError, match=f"train.{name} = .*: expected at most 1 / .*weight_decay = {most},"):
             start(text, tmp_path / "run", weight_decay=0.1, **rate)
@@ -382,9 +393,9 @@ def test_a_learning_rate_at_which_weights_would_change_their_signs_is_refused(te
 
 def test_other_kinds_of_runs_refuse_such_a_rate_too(text, tmp_path):
     with pytest.raises(RecipeError, match=r"train\.learning_rate = 200: expected at most 1 / weight_decay = 100,"):
-        pellucid.train(
+        pellucid.train_predictor(
             text,
-            predictor="recurrent",
+            kind="recurrent",
             steps=2,
             fields={"learning_rate": 200, "weight_decay": 0.01},
             out=tmp_path / "run",
@@ -447,11 +458,9 @@ def test_what_does_not_go_with_a_recipe_object_is_refused(text, tmp_path):
     cases = [
         ({"recipe": recipe}, "no text was named"),
         ({"recipe": recipe, "preset": "gpt2"}, "leave out the preset gpt2"),
-        ({"recipe": recipe, "predictor": "ngram"}, "recipe applies to a transformer"),
-        ({"recipe": replace(recipe, opens_in="gguf")}, "--for gguf"),
         ({"recipe": replace(recipe, train=TrainOptions(objective="masked"))}, "needs model.attention.mask"),
         ({"recipe": replace(recipe, adapt=AdapterOptions(rank=2))}, "name it with --from"),
-        ({"recipe": make_image_recipe((str(text),), {})}, "expected a Recipe"),
+        ({"recipe": make_predictor_recipe((str(text),), "recurrent", {}, {})}, "expected a Recipe"),
     ]
     for options, message in cases:
         inputs = () if message == "no text was named" else (text,)
@@ -460,19 +469,8 @@ def test_what_does_not_go_with_a_recipe_object_is_refused(text, tmp_path):
         assert not (tmp_path / "run").exists()
 
 
-def test_a_recipe_with_a_value_of_before_is_read(tmp_path):
-    """Version 0.1.0 wrote another name for the explicit kernel of attention."""
-    recipe = make_recipe(("a.txt",), None, {"attention": "explicit", "steps": 3})
-    values = recipe.to_dict()
-    values["train"]["attention"] = "written_out"
-    assert Recipe.from_dict(values) == recipe
-    (tmp_path / "recipe.json").write_text(json.dumps(values))
-    assert make_recipe(("a.txt",), None, {}, tmp_path / "recipe.json").train == recipe.train
-
-
 def test_a_length_among_the_fields_counts_for_every_kind(text, tmp_path):
-    run = pellucid.train(
-        text, predictor="recurrent", out=tmp_path / "run", fields={"steps": 1, "tokenizer": "byte", "n_ctx": 8}
-    )
+    fields = {"steps": 1, "tokenizer": "byte", "n_ctx": 8}
+    run = pellucid.train_predictor(text, kind="recurrent", out=tmp_path / "run", fields=fields)
     assert run.step == 1
-    assert pellucid.train(out=run.path, resume=True, fields={"train.steps": 2}).step == 2
+    assert pellucid.train_predictor(out=run.path, resume=True, fields={"train.steps": 2}).step == 2

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -32,29 +33,42 @@ from tiny import (
 
 import pellucid
 from pellucid import cli, destination
+from pellucid.conversion import read_model
+from pellucid.report.page import write_page
+from pellucid.runs import pace, pipeline
 from pellucid.runs import trainer as trainer_module
-from pellucid.runs.checkpoint import best_step, folder_of, load_checkpoint, mark_good, prune, steps_of, verify_files
+from pellucid.runs.checkpoint import (
+    best_step,
+    folder_of,
+    load_checkpoint,
+    mark_best,
+    mark_good,
+    mark_needed,
+    named_checkpoint,
+    prune,
+    steps_of,
+    verify_files,
+)
 from pellucid.runs.options import INTERVALS, RecipeError
 from pellucid.runs.run_dir import only_one
+from pellucid.runs.schedule import decay_of
 from pellucid.runs.trainer import Trainer
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training.config import Base
 from pellucid.training.load import keep_base, load_run, read_recipe
 
 STEPS = 20
-#: how tables of n-grams learn: with gradients of the rows alone that a step meets, or of all
-TABLES = {"muon": {"ngram_optimizer": "rmsprop", "ngram_rows": 256}, "adamw": {"ngram_optimizer": "adamw"}}
 
 
 @pytest.fixture(params=one_in(2, ["muon", "adamw"]))
 def whole(request, text, tmp_path) -> Path:
     """A run of STEPS steps with dropout and two passes a step, not interrupted."""
-    return start(text, tmp_path / "whole", optimizer=request.param, steps=STEPS, **TABLES[request.param]).path
+    return start(text, tmp_path / "whole", optimizer=request.param, steps=STEPS).path
 
 
 def begin(whole: Path, text: Path, run: Path):
     word = read_recipe(whole).train.optimizer
-    return start(text, run, optimizer=word, steps=STEPS, **TABLES[word])
+    return start(text, run, optimizer=word, steps=STEPS)
 
 
 def test_interrupted_after_any_step_it_ends_the_same(whole, text, tmp_path, monkeypatch):
@@ -138,7 +152,8 @@ def test_a_finished_run_of_any_kind_stays_as_it_is_or_is_made_longer(whole_runs,
     with pytest.raises(RecipeError, match="has 12 steps already"):
         kind.resume(run, steps=11)
     assert kind.resume(run, steps=14).step == 14
-    assert json.loads((run / "recipe.json").read_bytes())["segments"] == [[0, 12], [12, 14]]
+    first, end = json.loads((run / "recipe.json").read_bytes())["decay"]
+    assert (first, end) == decay_of("wsd", 14, written["train"]["warmup"])
 
 
 def test_killed_at_any_moment_it_ends_the_same(whole, text, tmp_path):
@@ -228,7 +243,7 @@ def test_killed_at_every_write_flush_and_rename_it_ends_the_same(tmp_path):
 
 def test_no_acknowledged_save_is_lost(text, tmp_path):
     """What was the newest checkpoint before a kill is there after it."""
-    run = start(text, tmp_path / "run", steps=4, evaluate_every=2).path
+    run = start(text, tmp_path / "run", steps=4, evaluate_every=2, schedule="constant").path
     before = tensors(run, 4)
     for n in range(0, 9, 2):
 
@@ -252,6 +267,58 @@ def test_metrics_cut_short_by_a_crash_are_mended(text, tmp_path):
     assert_same_run(run, whole)
 
 
+def test_nothing_is_cut_from_the_metrics_before_a_newer_checkpoint_is_saved(text, tmp_path, monkeypatch):
+    whole = start(text, tmp_path / "whole", keep_last=5).path
+    run, metrics = tmp_path / "run", tmp_path / "run" / "metrics.jsonl"
+    shutil.copytree(whole, run)
+    for step in (8, 12):
+        shutil.rmtree(folder_of(run, step))
+    before, taken = metrics.read_bytes(), Trainer.take_step
+
+    def die_at(step: int):
+        def take_step(self: Trainer) -> None:
+            if self.step == step:
+                raise KeyboardInterrupt
+            taken(self)
+
+        return take_step
+
+    for step in (4, 7):
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "take_step", die_at(step))
+            patch.setattr(trainer_module, "LAG", 0)
+            with pytest.raises(KeyboardInterrupt):
+                resume(run)
+        assert metrics.read_bytes().startswith(before)
+        # whoever looks sees the steps that were taken last
+        assert rows(run) == (rows(whole) if step == 4 else [row for row in rows(whole) if row["step"] <= 7])
+    resume(run)
+    assert_same_run(run, whole)
+    assert len(metrics.read_bytes().splitlines()) == len(before.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda lines: [*lines[:2], b"\0\xff", *lines[2:]], "1 line of metrics.jsonl cannot be read and stay"),
+        (lambda lines: [*lines[:2], *lines[4:]], "no line of 2 steps that the run has taken, from step 3 on"),
+        (lambda lines: [], "no line of 12 steps that the run has taken, from step 1 on"),
+        (lambda lines: None, "metrics.jsonl is missing: the lines of the first 12 steps are lost"),
+    ],
+    ids=["a line that is none", "cut in the middle", "emptied", "deleted"],
+)
+def test_damage_of_the_metrics_is_said_and_nothing_of_them_is_dropped(text, tmp_path, spoil, said):
+    run = start(text, tmp_path / "run", schedule="constant").path
+    metrics = run / "metrics.jsonl"
+    spoiled = spoil(metrics.read_bytes().splitlines())
+    metrics.unlink() if spoiled is None else metrics.write_bytes(b"".join(line + b"\n" for line in spoiled))
+    heard = Heard()
+    resume(run, heard, steps=16)
+    assert any(line.startswith("warning: ") and said in line for line in heard.lines), heard.text
+    assert metrics.read_bytes().splitlines()[: len(spoiled or ())] == (spoiled or [])
+    assert [row["step"] for row in rows(run) if "learning_rate" in row][-4:] == [13, 14, 15, 16]
+
+
 # Longer -----------------------------------------------------------------------------------------
 
 
@@ -269,31 +336,156 @@ def test_a_finished_run_is_said_to_be_finished_and_stays_as_it_is(text, tmp_path
     assert (done.path / "metrics.jsonl").read_bytes() == metrics
 
 
-def test_more_steps_are_a_new_segment_and_fewer_are_refused(text, tmp_path):
-    run = start(text, tmp_path / "run").path
-    first = rows(run)
+def test_a_longer_run_goes_on_from_before_the_decay_and_is_the_one_that_was_so_long_from_its_start(text, tmp_path):
+    run = start(text, tmp_path / "run", warmup=2).path
+    first, _ = decay_of("wsd", 12, 2)
+    assert json.loads((run / "recipe.json").read_bytes())["decay"] == [first, 12]
+    assert first in steps_of(run)
     with pytest.raises(RecipeError, match="has 12 steps already"):
         resume(run, steps=11)
-    assert resume(run, steps=20).step == 20
-    assert json.loads((run / "recipe.json").read_bytes())["segments"] == [[0, 12], [12, 20]]
-    assert rows(run)[: len(first)] == first
+    heard = Heard()
+    assert resume(run, heard, steps=20).step == 20
+    assert f"going on from step {first}, before the learning rate fell" in heard.text
+    assert json.loads((run / "recipe.json").read_bytes())["decay"] == list(decay_of("wsd", 20, 2))
+    whole = start(text, tmp_path / "whole", steps=20, warmup=2).path
+    assert_same_tensors(tensors(run, 20), tensors(whole, 20))
+    assert [row["step"] for row in rows(run) if "learning_rate" in row] == list(range(1, 21))
     rates = [row["learning_rate"] for row in rows(run) if "learning_rate" in row]
-    assert rates[11] == pytest.approx(5e-5)
-    assert rates[12] == pytest.approx(5e-3)  # the schedule begins again
-    assert rates[19] == pytest.approx(5e-5)
+    assert rates == [row["learning_rate"] for row in rows(whole) if "learning_rate" in row]
+    assert rates[-1] == pytest.approx(5e-5)
+
+
+def test_until_a_longer_run_is_better_the_best_checkpoint_of_the_shorter_one_is_loaded(text, tmp_path, monkeypatch):
+    run = start(text, tmp_path / "run").path
+    shorter, about, (first, _) = tensors(run, 12), read_model(run).about, decay_of("wsd", 12, 0)
+    mark_best(run, 12, 0.5)  # better than whatever follows
+    real, stop_at = Trainer.take_step, 14
+
+    def take_step(self: Trainer) -> None:
+        real(self)
+        if self.step == stop_at:
+            self.interruption.signal = signal.SIGINT
+
+    monkeypatch.setattr(Trainer, "take_step", take_step)
+    assert resume(run, steps=30).exit_code == 130
+    assert steps_of(run)[-1] == 14
+    for checkpoint, step in (("best", 12), ("last", 14), ("14", 14)):
+        assert named_checkpoint(run, checkpoint).step == step
+    found = named_checkpoint(run, "best").weights
+    assert_same_tensors(dict(found), {name: values for name, values in shorter.items() if name in found})
+    stop_at = 0
+    assert resume(run).step == 30
+    assert named_checkpoint(run, "best").step == 12
+    # and what is said of it is what was measured of it, not of step 12 of the longer run
+    assert read_model(run).about["losses"] == about["losses"]
+    assert read_model(run).about["training"] == about["training"] | {"last_step": 30}
+    assert read_model(run, checkpoint="last").about["losses"]["loss"] == rows(run)[-3]["loss"]
+    last = rows(run)[-2]["held_out_part"]
+    said = f"The best checkpoint is that of step 12, whose held-out loss was lower by {last - 0.5:.4f} nats per token"
+    assert said in write_page(run).read_text(encoding="utf-8")
+    mark_best(run, 30, 0.4)
+    prune(run, 2, first)
+    assert named_checkpoint(run, "best").step == 30
+    assert not list((run / "checkpoints").glob("*.shorter"))
+
+
+def test_a_run_that_is_killed_while_it_is_made_longer_loses_nothing(text, tmp_path, monkeypatch):
+    """Its best checkpoint has its new name, and recipe.json the former length."""
+    run = start(text, tmp_path / "run").path
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "write_json", lambda *given: (_ for _ in ()).throw(OSError("killed")))
+        with pytest.raises(OSError, match="killed"):
+            resume(run, steps=20)
+    assert named_checkpoint(run, "best").step == 12
+    assert resume(run).step == 12
+    assert resume(run, steps=20).step == 20
+    assert_same_tensors(tensors(run, 20), tensors(start(text, tmp_path / "whole", steps=20).path, 20))
+
+
+def test_a_run_whose_checkpoints_adapters_need_is_made_longer_again_and_again(text, tmp_path):
+    """It goes on from its own step 12; whoever asks for step 12 gets the one that adapters were trained on."""
+    every = {"checkpoint_every": 1, "evaluate_every": 1, "keep_last": 9}
+    run = start(text, tmp_path / "run", **every).path
+    needed = tensors(run, 12)
+    mark_needed(run, 12)
+    assert [decay_of("wsd", steps, 0)[0] for steps in (12, 14, 18)] == [8, 9, 12]
+    for steps in (14, 18):
+        assert resume(run, steps=steps).step == steps
+        mark_best(run, 12, 0.5)  # of this length, which the next one renames or not
+        assert_same_tensors(tensors(run, 12), needed)
+    best = dict(named_checkpoint(run, "best").weights)
+    assert any(not torch.equal(values, needed[name]) for name, values in best.items())
+    assert resume(run, steps=30).step == 30
+    assert_same_tensors(dict(named_checkpoint(run, "best").weights), best)
+    assert_same_tensors(tensors(run, 12), needed)
+    assert_same_tensors(tensors(run, 30), tensors(start(text, tmp_path / "whole", steps=30, **every).path, 30))
+
+
+def test_processes_that_are_started_again_by_the_same_words_keep_the_length_that_was_asked_for(
+    text, tmp_path, monkeypatch
+):
+    """They had died before it was written down."""
+    run = start(text, tmp_path / "run").path
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    words = ["train", "--resume", "--out", str(run)]
+    for steps in (["--steps", "14"], ["--set", "steps=16"], ["--set", "steps=16"], ["--minutes", "1"]):
+        assert cli.main([*words, *steps]) == 0
+        assert read_recipe(run).n_steps == (14 if "14" in steps else 16)
+
+
+def test_a_run_of_one_step_is_made_longer_too(text, tmp_path):
+    run = start(text, tmp_path / "run", steps=1).path
+    assert resume(run, steps=8).step == 8
+    assert_same_tensors(tensors(run, 8), tensors(start(text, tmp_path / "whole", steps=8).path, 8))
+
+
+def test_a_damaged_last_checkpoint_is_not_kept_as_that_of_the_shorter_run(text, tmp_path):
+    run = start(text, tmp_path / "run", keep_last=5, checkpoint_every=1, evaluate_every=1).path
+    (folder_of(run, 12) / "state.json").write_text("{}")
+    assert resume(run, steps=20).step == 20
+    assert folder_of(run, 12).with_suffix(".damaged").is_dir()
+    assert not folder_of(run, 12).with_suffix(".shorter").exists()
+    assert named_checkpoint(run, "best").step > 0
+
+
+def test_a_run_without_the_checkpoint_before_its_decay_is_not_made_longer(text, tmp_path):
+    run = start(text, tmp_path / "run").path
+    first, _ = decay_of("wsd", 12, 0)
+    shutil.rmtree(folder_of(run, first))
+    with pytest.raises(RecipeError, match=f"has no checkpoint of step {first}.*start a new run with --from"):
+        resume(run, steps=20)
+    assert steps_of(run)[-1] == 12
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_a_run_whose_rate_falls_from_its_beginning_on_is_not_made_longer(text, tmp_path, schedule):
+    run = start(text, tmp_path / "run", schedule=schedule).path
+    with pytest.raises(RecipeError, match=f"schedule = {schedule}.*Start a new run, with schedule=wsd"):
+        resume(run, steps=20)
+    assert resume(run).step == 12
+
+
+def test_a_run_at_a_constant_rate_goes_on_from_its_last_step(text, tmp_path):
+    run = start(text, tmp_path / "run", schedule="constant", warmup=2).path
+    assert resume(run, steps=20).step == 20
+    whole = start(text, tmp_path / "whole", schedule="constant", warmup=2, steps=20).path
+    assert_same_tensors(tensors(run, 20), tensors(whole, 20))
 
 
 def test_made_longer_in_the_middle_earlier_steps_keep_their_rates(text, tmp_path):
     run = start(text, tmp_path / "run", keep_last=5).path
     whole = rows(run)
-    shutil.rmtree(folder_of(run, 12))
+    for step in steps_of(run):
+        if step > 8:
+            shutil.rmtree(folder_of(run, step))
     assert resume(run, steps=16).step == 16
-    assert json.loads((run / "recipe.json").read_bytes())["segments"] == [[0, 12], [8, 16]]
+    assert json.loads((run / "recipe.json").read_bytes())["decay"] == list(decay_of("wsd", 16, 0))
     longer = rows(run)
     assert [row for row in longer if row["step"] <= 8] == [row for row in whole if row["step"] <= 8]
     # what was saved after step 4 is lost: the steps that are taken again are what they were
-    for step in (8, 12, 16):
-        shutil.rmtree(folder_of(run, step))
+    for step in steps_of(run):
+        if step > 4:
+            shutil.rmtree(folder_of(run, step))
     assert resume(run).step == 16
     assert rows(run) == longer
 
@@ -303,23 +495,20 @@ def intervals(run: Path) -> list[int]:
 
 
 def test_intervals_that_a_run_chose_are_chosen_again_for_its_new_length(text, tmp_path):
-    """A run made longer is not measured at every step because a trial of ten steps was; its weights are the same."""
+    """A run made longer is not measured every ten steps because a trial was; its weights are the same."""
     heard = Heard()
     trial = start(text, tmp_path / "trial", steps=10, evaluate_every=0).path
     asked = start(text, tmp_path / "asked", steps=10, evaluate_every=1).path
-    assert intervals(trial) == intervals(asked) == [1, 1, 1]
+    assert [intervals(trial), intervals(asked)] == [[10, 10, 10], [1, 1, 1]]
     assert read_recipe(trial).chosen_intervals == INTERVALS
     assert read_recipe(asked).chosen_intervals == ("checkpoint_every", "sample_every")
     for run in (trial, asked):
         resume(run, heard if run == trial else None, steps=40)
     assert intervals(trial) == [40, 40, 40]
     assert intervals(asked) == [1, 1, 1]
-    said = (
-        "from here on: evaluate_every = 40 (1 before), checkpoint_every = 40 (1 before), sample_every = 40 (1 before)"
-    )
-    assert said in heard.lines
+    assert f"from here on: {', '.join(f'{name} = 40 (10 before)' for name in INTERVALS)}" in heard.lines
     evaluated = [row["step"] for row in rows(trial) if "held_out_loss" in row]
-    assert evaluated == [*range(1, 11), 40]
+    assert evaluated == [40]
     assert_same_tensors(tensors(trial, 40), tensors(asked, 40))
     # without another length everything stays
     before = (trial / "recipe.json").read_bytes()
@@ -334,9 +523,9 @@ def test_a_run_of_an_earlier_version_keeps_its_intervals_unless_others_are_asked
     del written["chosen_intervals"]
     (run / "recipe.json").write_text(json.dumps(written))
     resume(run, steps=12)
-    assert intervals(run) == [1, 1, 1]
+    assert intervals(run) == [10, 10, 10]
     pellucid.train(out=run, resume=True, steps=16, fields={"evaluate_every": 8, "checkpoint_every": "4"})
-    assert intervals(run) == [8, 4, 1]
+    assert intervals(run) == [8, 4, 10]
 
 
 @pytest.mark.parametrize("more", [{}, {"steps": 20}])
@@ -360,10 +549,11 @@ def test_intervals_may_be_set_when_a_run_is_resumed(text, tmp_path, capsys):
     run = start(text, tmp_path / "run", steps=4, evaluate_every=0).path
     again = ("train", "--resume", "--out", str(run), "--steps")
     assert cli.main([*again, "8", "--set", "evaluate_every=3", "--set", "keep_last=5", "--set", "sample_every=0"]) == 0
-    assert "from here on: evaluate_every = 3 (1 before), checkpoint_every = 3 (1 before)" in capsys.readouterr().out
+    assert "from here on: evaluate_every = 3 (4 before), checkpoint_every = 3 (4 before)" in capsys.readouterr().out
     assert intervals(run) == [3, 3, 3]  # the others are chosen: as often as the loss is measured
     assert read_recipe(run).train.keep_last == 5
-    assert steps_of(run)[-3:] == [4, 6, 8]
+    # step 5 is the one before the decay
+    assert steps_of(run)[-3:] == [5, 6, 8]
     # one that is asked for is kept, though it is what was chosen
     assert cli.main([*again, "16", "--set", "checkpoint_every=3"]) == 0
     assert read_recipe(run).chosen_intervals == ("sample_every",)
@@ -379,7 +569,7 @@ def test_intervals_may_be_set_when_a_run_is_resumed(text, tmp_path, capsys):
 def test_intervals_of_a_run_of_any_kind_may_be_set_when_it_is_resumed(whole_runs, tmp_path, kind):
     run, source = tmp_path / "run", kind.write_input(tmp_path)
     shutil.copytree(whole_runs(kind), run)
-    done = pellucid.train(source, out=run, resume=True, steps=14, fields={"train.checkpoint_every": "7"})
+    done = kind.train(source, out=run, resume=True, steps=14, fields={"train.checkpoint_every": "7"})
     assert done.recipe.train.checkpoint_every == 7
     assert json.loads((run / "recipe.json").read_bytes())["train"]["checkpoint_every"] == 7
 
@@ -389,10 +579,76 @@ def test_a_run_that_ends_within_its_warm_up_says_so(text, tmp_path):
     run = start(text, tmp_path / "run", heard, steps=2, evaluate_every=2, warmup=4).path
     said = "warning: train.warmup = 4 and there are 2 steps: the run ends within its warm-up, at 50% of the largest"
     assert f"{said} learning rate; set a smaller warmup, or -1 to have it chosen" in heard.lines
-    for steps, warns in ((5, True), (10, False)):
+    for steps, warns in ((3, True), (10, False)):
         heard = Heard()
         resume(run, heard, steps=steps)
         assert ("at 75% of the largest learning rate; make it longer by more steps than that" in heard.text) == warns
+
+
+def test_a_run_that_ends_worse_names_the_better_checkpoint(text, tmp_path, monkeypatch):
+    """Made longer at a rate that spoils it, a run says what `load` takes; a run whose last is its best says nothing."""
+    heard, run = Heard(), tmp_path / "run"
+    start(text, run, heard, steps=8, keep_last=9)
+    assert "the best checkpoint is" not in heard.text
+    first = json.loads((run / "checkpoints" / "best.json").read_bytes())
+    assert first["step"] == 8
+    monkeypatch.setattr(Trainer, "factor", lambda self, step: 1e4)
+    resume(run, heard, steps=12)
+    last = [row for row in rows(run) if "held_out_part" in row][-1]
+    assert json.loads((run / "checkpoints" / "best.json").read_bytes()) == first | {"of_shorter_run": True}
+    said = f"the best checkpoint is that of step 8: held-out loss {first['held_out_loss']:.4f} nats/token, and "
+    assert said + f"{last['held_out_part']:.4f} after the last step, 12, over the same part" in heard.text
+    assert pellucid.load(run, device="cpu").provenance["step"] == 8
+
+
+def test_checkpoints_are_saved_where_they_are_due_and_at_the_end_alone(text, tmp_path):
+    """Measurements and samples between them save nothing; the best checkpoint is one that was saved."""
+    every = {"checkpoint_every": 6, "evaluate_every": 2, "sample_every": 3, "keep_last": 20}
+    run = start(text, tmp_path / "run", steps=10, **every).path
+    assert steps_of(run) == [6, 10]
+    assert [row["step"] for row in rows(run) if "held_out_loss" in row] == [2, 4, 6, 8, 10]
+    assert [row["step"] for row in rows(run) if "sample" in row] == [3, 6, 9, 10]
+    losses = {row["step"]: row["held_out_part"] for row in rows(run) if "held_out_part" in row}
+    assert best_step(run) == min((6, 10), key=lambda step: losses[step])
+
+
+def test_a_run_of_few_steps_measures_itself_by_its_share_of_the_time(tmp_path, monkeypatch):
+    """It is measured and sampled once, at its end, on a part of a long held-out text; then it is done."""
+    for module in (pace, trainer_module):
+        monkeypatch.setattr(module, "LEAST_EVALUATED", 64)
+    text, run, heard = write_text(tmp_path, 60_000), tmp_path / "run", Heard()
+    start(text, run, heard, steps=10, evaluate_every=0, evaluate_tokens=0)
+    measured = [row for row in rows(run) if "held_out_loss" in row]
+    assert [row["step"] for row in measured] == [row["step"] for row in rows(run) if "sample" in row] == [10]
+    # of 640 targets, each of which costs three times as much to train on; a batch more may be read
+    assert int(0.07 * 3 * 640) <= measured[0]["cut"] < 3000
+    read = rf"the last evaluation read {measured[0]['cut']:,} of (6,0\d\d) held-out tokens, its share of the run"
+    said = re.search(rf"{read}, and the loss is over these; evaluate_tokens=(\d+) reads all", heard.text)
+    assert said
+    assert said[1].replace(",", "") == said[2]
+    assert best_step(run) == 10
+    before = (run / "metrics.jsonl").read_bytes()
+    resume(run)
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_interrupted_between_saves_it_ends_the_same(text, tmp_path, monkeypatch):
+    every = {"checkpoint_every": 6, "evaluate_every": 2, "sample_every": 3, "steps": 10}
+    whole, run, real = start(text, tmp_path / "whole", **every).path, tmp_path / "run", Trainer.take_step
+    stops = [2, 3, 4, 9]
+
+    def take_step(self: Trainer) -> None:
+        real(self)
+        if self.step in stops:
+            stops.remove(self.step)
+            self.interruption.signal = signal.SIGINT
+
+    monkeypatch.setattr(Trainer, "take_step", take_step)
+    start(text, run, **every)
+    while stops:
+        assert resume(run).exit_code == 130
+    assert resume(run).exit_code == 0
+    assert_same_run(run, whole)
 
 
 # Refused ----------------------------------------------------------------------------------------
@@ -466,12 +722,112 @@ def test_other_choices_are_refused_and_named(text, tmp_path, capsys):
     assert steps_of(run)[-1] == 14
 
 
+def empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def link(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.symlink_to("/nowhere/of/a/disk")
+
+
+def put_a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+@pytest.mark.parametrize(
+    ("lose", "said"),
+    [
+        (shutil.rmtree, "checkpoints cannot be read .No such file or directory"),
+        (link, "it is a link to /nowhere/of/a/disk"),
+        (put_a_file, "checkpoints cannot be read .Not a directory"),
+        (empty, "has none, and metrics.jsonl says that some were saved"),
+    ],
+    ids=["missing", "a disk that is not mounted", "a file", "empty"],
+)
+def test_a_run_that_cannot_reach_its_checkpoints_is_refused_and_stays_as_it_is(text, tmp_path, lose, said):
+    """It would begin again at step 0, and what it has learned would be gone."""
+    run = start(text, tmp_path / "run").path
+    lose(run / "checkpoints")
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    with pytest.raises(RecipeError, match=said):
+        resume(run, steps=20)
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+def test_a_run_killed_before_its_first_save_is_resumed_with_shorter_intervals(text, tmp_path, monkeypatch):
+    """And killed once more before a step: its rows are of steps that would have been saved by the new interval."""
+    whole = start(text, tmp_path / "whole", checkpoint_every=2, sample_every=-1).path
+    run = start(text, tmp_path / "run", checkpoint_every=8, sample_every=-1).path
+    empty(run / "checkpoints")
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_bytes(b"".join(line for line in lines if json.loads(line)["step"] <= 7))
+    again = {"out": run, "resume": True, "fields": {"checkpoint_every": 2}}
+    monkeypatch.setattr(pipeline, "train_to_end", None)  # it ends before its first step
+    with pytest.raises(TypeError):
+        pellucid.train(**again)
+    monkeypatch.undo()
+    pellucid.train(**again)
+    assert_same_run(whole, run)
+
+
+def edited(change):
+    def edit(recipe: dict) -> None:
+        part, _, name = change[0].rpartition(".")
+        for key in filter(None, part.split(".")):
+            recipe = recipe[key]
+        recipe[name] = change[1]
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("train.batch", 4), "train.batch: 2 in the checkpoint, 4 in recipe.json"),
+        (("model.dropout.embed", 0.3), "model.dropout.embed: 0.1 in the checkpoint, 0.3 in recipe.json"),
+        (("train.steps", 20), "train.steps: 12 in the checkpoint, 20 in recipe.json"),
+        (("decay", [10, 20]), r"decay: \[8, 12\] in the checkpoint, \[10, 20\] in recipe.json"),
+        (("decay", [12, 10]), "decay = .12, 10.: expected the first step of the decay and the end of the run"),
+        (("decay", [10, -12]), r"decay\[1\] of the recipe is -12: expected a whole number"),
+        (("decay", [[10, 12]]), "decay of the recipe is .*: expected a list of 2 values"),
+        (("planned", -1), "planned of the recipe is -1: expected a whole number"),
+        (("chosen_intervals", ["never"]), "chosen_intervals has 'never'"),
+        (("format", 7), "no entry 'format' in a recipe"),
+        (("tokens_per_row", 3.0), "tokens_per_row: 0.0 in the checkpoint, 3.0 in recipe.json"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, tuple) else "",
+)
+def test_a_recipe_that_was_changed_by_hand_is_refused_and_named(text, tmp_path, change, said):
+    run = start(text, tmp_path / "run").path
+    recipe = json.loads((run / "recipe.json").read_bytes())
+    edited(change)(recipe)
+    (run / "recipe.json").write_text(json.dumps(recipe))
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(RecipeError, match=said):
+        resume(run, steps=24)
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
 def with_options(run: Path, **options) -> Path:
     """The run, as if it had been trained with these options of training: on another machine."""
     written = json.loads((run / "recipe.json").read_bytes())
     written["train"] |= options
     (run / "recipe.json").write_text(json.dumps(written))
     return run
+
+
+@pytest.mark.parametrize("kind", [KINDS[2]], ids=lambda kind: kind.name)
+def test_a_recipe_of_any_kind_that_was_changed_by_hand_is_refused(tmp_path, kind):
+    run = kind.start(kind.write_input(tmp_path), tmp_path / "run", steps=2).path
+    with_options(run, weight_decay=0.5)
+    with pytest.raises(RecipeError, match=r"train.weight_decay: .* in the checkpoint, 0.5 in recipe.json"):
+        kind.resume(run, steps=4)
+    (run / "recipe.json").write_text(json.dumps(json.loads((run / "recipe.json").read_bytes()) | {"format": 7}))
+    with pytest.raises(RecipeError, match="no entry 'format' in a recipe"):
+        kind.resume(run, steps=4)
 
 
 #: no machine of ours has so many GPUs
@@ -492,7 +848,7 @@ def test_a_run_of_a_machine_with_a_gpu_goes_on_without_one(text, tmp_path, capsy
     assert read_recipe(run).train.device == "cpu"
 
 
-@pytest.mark.parametrize("kind", [KINDS[0], KINDS[2], KINDS[4]], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[2]], ids=lambda kind: kind.name)
 def test_a_run_of_any_kind_goes_on_on_the_device_that_is_there(tmp_path, monkeypatch, kind):
     monkeypatch.setattr("pellucid.runs.pipeline.device_here", lambda word: torch.device("cpu"))
     run = with_options(kind.start(kind.write_input(tmp_path), tmp_path / "run", steps=2).path, device=ELSEWHERE)
@@ -581,8 +937,8 @@ def test_resuming_without_a_run_is_refused(text, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        ("{", "is damaged, it is not JSON any more"),
-        ("[1, 2]", "is not a recipe: expected an object"),
+        ("{", "is damaged, it is not JSON"),
+        ("[1, 2]", "holds list: expected an object"),
         ('{"kind": "oracle"}', "found 'oracle'"),
         ('{"kind": ["ngram"]}', r"found \['ngram'\]"),
     ],
@@ -636,14 +992,14 @@ def test_a_run_from_another_model_keeps_its_weights_through_a_kill_before_the_fi
     assert_same_run(tmp_path / "run", whole)
 
 
-def test_a_rule_that_the_run_replaced_by_a_value_is_no_open_choice(text, tmp_path, capsys):
-    """-1 of the warm-up and 0 of the balance are values: they do not mean that the run's own are kept."""
+def test_a_value_that_others_use_for_an_open_choice_may_be_a_value(text, tmp_path, capsys):
+    """0 of the balance does not mean that the run's own is kept; -1 of the warm-up does."""
     run = start(text, tmp_path / "run", steps=2, evaluate_every=1, warmup=1, **{"mlp.experts": 2, "balance": 0.01}).path
-    for value, named in (
-        ("warmup=-1", "train.warmup: 1 in the run, -1 asked for"),
-        ("balance=0", "train.balance: 0.01 in the run, 0.0 asked for"),
-    ):
-        assert named in refuse(capsys, "--resume", "--out", run, "--steps", "3", "--set", value)
+    again = ("--resume", "--out", run, "--steps", "3", "--set")
+    assert "train.balance: 0.01 in the run, 0.0 asked for" in refuse(capsys, *again, "balance=0")
+    assert "train.warmup: 1 in the run, 2 asked for" in refuse(capsys, *again, "warmup=2")
+    assert cli.main(["train", *map(str, again), "warmup=-1"]) == 0
+    assert read_recipe(run).train.warmup == 1
 
 
 def test_zero_is_no_open_choice_of_adapters(text, tmp_path, capsys):
@@ -663,7 +1019,7 @@ def test_a_run_that_trains_on_keeps_the_checkpoint_that_adapters_need(text, tmp_
     run = pellucid.train(text, out=tmp_path / "run", from_model=base, steps=2, fields=fields).path
     needed = int(read_recipe(run).base.checkpoint)
     resume(base, steps=20)
-    assert needed in steps_of(base)
+    assert (base / "checkpoints" / f"step-{needed:08d}.needed").is_dir()
     assert best_step(base) != needed
     pellucid.load(run, device="cpu")
     assert pellucid.train(out=run, resume=True, steps=3).step == 3
@@ -676,17 +1032,23 @@ def test_a_base_in_which_nothing_can_be_recorded_is_a_warning(tmp_path):
     keep_base(None)
 
 
-def test_a_run_from_a_model_that_lost_its_checkpoints_begins_again_with_that_model(text, tmp_path):
+def test_a_run_from_a_model_that_has_saved_nothing_begins_again_with_that_model(text, tmp_path):
     """Not with weights drawn from the seed; without the model it says what is missing."""
+
+    def forget_all(run: Path) -> None:
+        shutil.rmtree(run / "checkpoints")
+        (run / "checkpoints").mkdir()
+        (run / "metrics.jsonl").unlink()
+
     base = start(text, tmp_path / "base").path
     fields = {name: FIELDS[name] for name in ("batch", "accumulate", "evaluate_every", "precision", "compile")}
     options = {"from_model": base, "steps": 4, "fields": {**fields, "evaluate_every": 2}}
     whole = pellucid.train(text, out=tmp_path / "whole", **options).path
     run = pellucid.train(text, out=tmp_path / "run", **options).path
-    shutil.rmtree(run / "checkpoints")
+    forget_all(run)
     pellucid.train(out=run, resume=True)
     assert_same_tensors(tensors(run, 4), tensors(whole, 4))
-    shutil.rmtree(run / "checkpoints")
+    forget_all(run)
     shutil.rmtree(base)
     with pytest.raises(RecipeError, match="base"):
         pellucid.train(out=run, resume=True)

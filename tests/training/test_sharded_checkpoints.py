@@ -63,7 +63,7 @@ def test_whoever_reads_a_checkpoint_needs_no_processes(run, tmp_path, monkeypatc
     monkeypatch.setattr(server, "run_look", lambda session, port, **_: [port.close(), sessions.append(session)])
     assert cli.main(["look", str(run), "--checkpoint", "3", "--port", "0", "--no-browser"]) == 0
     at_6 = sessions[0].trace(PromptBody(text="To be", checkpoint="6"))
-    assert sessions[0].steps == (3, 6)
+    assert sessions[0].steps == (3, 4, 6)
     assert torch.equal(at_6.logits, model.trace("To be").logits)
     assert not torch.equal(at_6.logits, sessions[0].trace(PromptBody(text="To be")).logits)
     assert cli.main(["verify", str(run), "--checkpoint", "last", "--prompt", "To be"]) == 0
@@ -78,7 +78,7 @@ def test_a_flipped_bit_or_a_missing_end_of_any_part_is_found_and_the_one_before_
             spoilt[rng.randrange(len(spoilt))] ^= 1 << rng.randrange(8)
             path.write_bytes(spoilt if change == "flip" else content[: rng.randrange(len(content))])
             found, passed = load_checkpoint(run)
-            assert found.step == 3, path
+            assert found.step == 4, path
             assert path.name in passed[0]
         path.write_bytes(content)
     assert load_checkpoint(run)[0].step == 6
@@ -96,7 +96,7 @@ def test_a_manifest_whose_parts_do_not_fit_the_files_is_refused(run):
     path.write_bytes(module.seal(manifest))
     assert verify_files(folder_of(run, 6)) == ""
     found, passed = load_checkpoint(run)
-    assert found.step == 3
+    assert found.step == 4
     assert "the manifest names other files" in passed[0]
     path.write_bytes(content)
 
@@ -115,7 +115,7 @@ def test_resumed_in_the_same_layout_it_is_the_same_bit_for_bit(run, text, tmp_pa
         patch.setattr(os, "rename", rename)
         with pytest.raises(Exception, match="exit code 9"):
             train(text, tmp_path / "run", 2, **FIELDS, **SHARDED)
-    assert steps_of(tmp_path / "run") == [3]
+    assert steps_of(tmp_path / "run") == [3, 4]
     train(text, tmp_path / "run", 2, resume=True)  # in the layout that it had
     assert_same_run(tmp_path / "run", run)
 
@@ -140,8 +140,8 @@ def test_where_one_process_has_no_disk_left_all_stop_with_the_message(text, tmp_
             pellucid.train(text, out=tmp_path / "run", preset="small", fields={**tiny.FIELDS, **FIELDS, **SHARDED})
 
     together(2, do)
-    assert steps_of(tmp_path / "run") == [3]
-    assert load_checkpoint(tmp_path / "run")[0].step == 3
+    assert steps_of(tmp_path / "run") == [3, 4]
+    assert load_checkpoint(tmp_path / "run")[0].step == 4
     assert not list((tmp_path / "run" / "checkpoints").glob("*.writing"))
     assert len([row for row in rows(tmp_path / "run") if "loss" in row]) >= 3
 

@@ -20,14 +20,14 @@ from tiny import assert_same_run, forked, recipe_for, resume, start, write_text
 
 from pellucid import cli
 from pellucid.generate import samples
-from pellucid.plan import sizing
+from pellucid.plan import sized_recipe
 from pellucid.predictors import counting as counts
 from pellucid.predictors import ngram_baselines as baselines
 from pellucid.runs import measure
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.trainer import Trainer
 from pellucid.text import split as split_module
-from pellucid.text.read import scan_files
+from pellucid.text.read import scan
 from pellucid.text.tokens import encode as encoding
 from pellucid.training import trainable
 from pellucid.training.resolve_recipe import resolve_batch
@@ -103,13 +103,14 @@ def many_files(child):
 
 def reading(patch, child):
     folder = many_files(child)
-    patch.setattr(scan_files, "scan", child.slowed(scan_files.scan, 0.3, after=3))
+    patch.setattr(scan, "scan", child.slowed(scan.scan, 0.3, after=3))
     return ["train", folder, *TINY, "--steps", "3"]
 
 
 def making_the_tokenizer(patch, child):
     patch.setattr(split_module.Split, "texts", lambda self, part: (child.here(), endless(self, part))[1])
-    return ["train", "text.txt", *TINY, "--tokenizer", "bpe", "--vocabulary", "300", "--steps", "3"]
+    by_pairs = ["bpe" if word == "byte" else word for word in TINY]
+    return ["train", "text.txt", *by_pairs, "--vocabulary", "300", "--steps", "3"]
 
 
 def encoding_text(patch, child):
@@ -119,9 +120,11 @@ def encoding_text(patch, child):
 
 
 def choosing_the_size(patch, child):
-    patch.setattr(sizing, "steppers", lambda recipes, device: [child.slowed(lambda: None, 0.5) for _ in recipes])
-    patch.setattr(sizing, "PROBE_SECONDS", 1e6)
-    patch.setattr(sizing, "PROBE_SHARE", 1e6)
+    patch.setattr(measure, "timed", child.slowed(measure.timed, 0.5))
+    for name in ("MOST", "ENOUGH"):
+        patch.setattr(measure, name, 1e6)
+    patch.setattr(sized_recipe, "PROBE_SECONDS", 1e6)
+    patch.setattr(sized_recipe, "PROBE_SHARE", 1e6)
     return ["train", "text.txt", *PLAIN, "--minutes", "5"]
 
 
@@ -300,8 +303,9 @@ def test_what_cannot_be_left_is_said_to_be_finished(child, tmp_path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr("pellucid.runs.trainable.compiled", compiled)
-        patch.setattr("pellucid.training.autotune.can_compile", lambda device: True)
-        command = ["train", "text.txt", *TINY, "--set=compile=yes", "--steps", "3", "--out", "run"]
+        patch.setattr("pellucid.training.step_choice.can_compile", lambda device: True)
+        compiled_too = [word.replace("compile=no", "compile=yes") for word in TINY]
+        command = ["train", "text.txt", *compiled_too, "--steps", "3", "--out", "run"]
         code, said = child.run(command, signal.SIGTERM)
     assert code == 143, said
     assert "finishing: compiling the first step ... (once more, Ctrl-C or SIGTERM stops at once)" in said

@@ -18,9 +18,11 @@ from pellucid.option_values import ArchitectureError
 from pellucid.parameter_counts import count_parameters
 from pellucid.presets import preset
 from pellucid.runs.options import RecipeError
+from pellucid.runs.run_dir import cache_folder
 from pellucid.text.read.pairs import PairsError, read_pairs, split_pairs
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
-from pellucid.text.tokens.pairs import encode_pairs
+from pellucid.text.tokens import pairs as stored_pairs
+from pellucid.text.tokens.pairs import prepare_pairs
 from pellucid.training.build import build_network
 from pellucid.training.encoder import with_model_fields
 from pellucid.training.load import load_run
@@ -58,7 +60,7 @@ def start(path, out, sampler=None, **fields):
 def data_of(run):
     """The data of a finished run, made again."""
     split = split_pairs(read_pairs(run.recipe.inputs), run.recipe.text.held_out, run.recipe.train.seed)
-    return SourceTargetData(encode_pairs(split, load_tokenizer(run.path)), run.recipe, CPU)
+    return SourceTargetData(prepare_pairs(split, load_tokenizer(run.path), cache_folder()), run.recipe, CPU)
 
 
 def exact(run):
@@ -105,7 +107,7 @@ def test_batches_are_a_function_of_seed_and_step(pairs, tmp_path):
 
 def tokens_of(run):
     split = split_pairs(read_pairs(run.recipe.inputs), run.recipe.text.held_out, run.recipe.train.seed)
-    return encode_pairs(split, load_tokenizer(run.path))
+    return prepare_pairs(split, load_tokenizer(run.path), cache_folder())
 
 
 def with_seed(recipe, seed):
@@ -194,7 +196,9 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(pairs, tmp_path, sto
     """Dropout on, two passes a step; stopped at a checkpoint, at the end of one segment of a longer run."""
     fields = {"schedule": "constant", "warmup": 0, "evaluate_every": 4}
     start(pairs, tmp_path / "parts", steps=stop, **fields)
-    resume(tmp_path / "parts", sampler=None, steps=9)
+    with pytest.MonkeyPatch.context() as patch:  # the pairs are encoded already
+        patch.setattr(stored_pairs, "_write_side", None)
+        resume(tmp_path / "parts", sampler=None, steps=9)
     start(pairs, tmp_path / "whole", steps=9, **fields)
     assert_same_tensors(tensors(tmp_path / "parts", 9), tensors(tmp_path / "whole", 9))
     ends = [[row for row in rows(tmp_path / name) if "loss" in row] for name in ("parts", "whole")]

@@ -185,7 +185,6 @@ def stepped(network: nn.Module) -> list[type]:
         {"attention.windows": (3,)},
         {"attention.mask": "bidirectional"},
         {"attention.score_cap": 5.0},
-        {"attention.sinks": "learned"},
         {"mlp.activation": "gelu"},
         {"norm.gain": "1+g"},
         {"norm.gain": "1"},

@@ -15,6 +15,7 @@ from pellucid.hub.write import write_tokenizer
 from pellucid.runs.checkpoint import load_checkpoint
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.options import RecipeError
+from pellucid.runs.run_dir import cache_folder
 from pellucid.text.chat_template import CHATML, CHATML_MARKERS, ChatError, ChatTemplate
 from pellucid.text.read.conversations import (
     ConversationsError,
@@ -23,7 +24,7 @@ from pellucid.text.read.conversations import (
     split_conversations,
 )
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer, learn_tokenizer
-from pellucid.text.tokens.conversations import encode_conversations
+from pellucid.text.tokens.conversations import prepare_conversations
 from pellucid.training.chat import ChatData, pack
 
 FIELDS = {"device": "cpu", "precision": "float32", "compile": "no", "attention": "fused", "sample_every": -1}
@@ -67,7 +68,7 @@ def data_of(run):
     """The batches of a run."""
     model = pellucid.load(run.path, device="cpu")
     split = split_conversations(read_conversations(run.recipe.inputs), 0.1, run.recipe.train.seed)
-    tokens = encode_conversations(split, model.tokenizer, model.chat_template)
+    tokens = prepare_conversations(split, model.tokenizer, model.chat_template, cache_folder())
     return tokens, ChatData(tokens, run.recipe, torch.device("cpu"))
 
 
@@ -246,6 +247,136 @@ def test_a_resumed_run_reads_its_own_copy_of_the_template(conversations, tmp_pat
         pellucid.train(out=run, resume=True, steps=5)
 
 
+@pytest.fixture
+def encoded(monkeypatch):
+    """The number of conversations in each batch that is encoded."""
+    from pellucid.text.tokens import conversations
+
+    sizes, encode = [], conversations._encode_batch
+
+    def counted(split, numbers, *given):
+        sizes.append(len(numbers))
+        return encode(split, numbers, *given)
+
+    monkeypatch.setattr(conversations, "_encode_batch", counted)
+    return sizes
+
+
+def test_a_second_run_and_a_resumed_one_encode_nothing(conversations, tmp_path, encoded):
+    run = pellucid.train(conversations, out=tmp_path / "run", fields=CHAT_FIELDS, steps=2)
+    assert sum(encoded) == 40
+    pellucid.train(out=run.path, resume=True, steps=3)
+    moved = tmp_path / "moved.jsonl"
+    moved.write_bytes(conversations.read_bytes())
+    again = pellucid.train(moved, out=tmp_path / "again", fields=CHAT_FIELDS, steps=2)
+    assert sum(encoded) == 40
+    assert json.loads((again.path / "data.json").read_text())["sources"][0]["path"] == "moved.jsonl"
+    pellucid.train(conversations, out=tmp_path / "other", fields=CHAT_FIELDS | {"seed": 1}, steps=2)
+    assert sum(encoded) == 80
+
+
+def prepare(path, cache, template=CHATML, held_out=0.3, tokenizer=None, **variables):
+    split = split_conversations(read_conversations([str(path)]), held_out)
+    tokenizer = tokenizer or ByteTokenizer().with_special(*CHATML_MARKERS)
+    return prepare_conversations(split, tokenizer, ChatTemplate(template, variables), cache)
+
+
+def content_of(tokens):
+    """A copy: the files of the tokens may change."""
+    arrays = ("numbers", "ids", "answers", "starts")
+    return tokens.manifest, [[getattr(part, name).tolist() for name in arrays] for part in tokens.parts.values()]
+
+
+def test_stored_conversations_are_those_of_the_template(conversations, tmp_path, encoded):
+    tokenizer, template = ByteTokenizer().with_special(*CHATML_MARKERS), ChatTemplate(CHATML)
+    first, again = prepare(conversations, tmp_path), prepare(conversations, tmp_path)
+    assert sum(encoded) == 40
+    assert content_of(first) == content_of(again)
+    for part in again.parts.values():
+        assert len(part.starts) == len(part.numbers) + 1
+        for k, number in enumerate(part.numbers):
+            ids, answers = template.encode_answers(again.split.corpus.rows[number], tokenizer)
+            own = slice(part.starts[k], part.starts[k + 1])
+            assert (part.ids[own].tolist(), part.answers[own].tolist()) == (ids, answers)
+    assert again.notes == ()
+
+
+def test_another_template_tokenizer_split_or_row_is_encoded_anew(conversations, tmp_path, encoded):
+    prepare(conversations, tmp_path)
+    changed = tmp_path / "changed.jsonl"
+    changed.write_text(conversations.read_text().replace("Say", "SAY", 1))
+    spaced = CHATML.replace("'<|im_end|>' + '\n'", "'<|im_end|>' + '\n\n'")
+    assert spaced != CHATML
+    others = (
+        lambda: prepare(conversations, tmp_path, spaced),
+        lambda: prepare(conversations, tmp_path, bos_token="<s>"),
+        lambda: prepare(conversations, tmp_path, held_out=0.5),
+        lambda: prepare(conversations, tmp_path, tokenizer=ByteTokenizer().with_special(*CHATML_MARKERS, "<|new|>")),
+        lambda: prepare(changed, tmp_path),
+    )
+    for n, other in enumerate(others, 2):
+        tokens = other()
+        assert sum(encoded) == 40 * n
+        assert content_of(other()) == content_of(tokens)
+        assert sum(encoded) == 40 * n
+
+
+@pytest.mark.parametrize(
+    "name", ["train-00000.bin", "train.documents.npy", "held_out.answers.npy", "held_out-00000.bin", "manifest.json"]
+)
+def test_damaged_conversations_are_encoded_again_and_said(name, conversations, tmp_path, encoded):
+    content = content_of(prepare(conversations, tmp_path))
+    (folder,) = tmp_path.glob("tokens-*")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for n, damaged in enumerate((before[name][:-9], before[name][:-1] + bytes([before[name][-1] ^ 1]), None), 2):
+        if damaged is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_bytes(damaged)
+        again = prepare(conversations, tmp_path)
+        assert sum(encoded) == 40 * n
+        (note,) = again.notes
+        assert note.startswith("prepared tokens were damaged and have been encoded again")
+        assert name in note
+        assert content_of(again) == content
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert prepare(conversations, tmp_path).notes == ()
+
+
+def test_a_run_says_that_its_conversations_were_damaged(conversations, tmp_path, capsys):
+    run = pellucid.train(conversations, out=tmp_path / "run", fields=CHAT_FIELDS, steps=2).path
+    (answers,) = (tmp_path / "cache").glob("tokens-*/train.answers.npy")
+    answers.write_bytes(answers.read_bytes()[:-1])
+    pellucid.train(out=run, resume=True, steps=3, show=True)
+    assert "prepared tokens were damaged and have been encoded again" in "".join(capsys.readouterr())
+
+
+def test_interrupted_encoding_leaves_nothing_behind(conversations, tmp_path, monkeypatch):
+    def stop(split, name, *given):
+        if name == "held_out":
+            raise KeyboardInterrupt
+        return write(split, name, *given)
+
+    from pellucid.text.tokens import conversations as stored
+
+    write = stored._write_part
+    monkeypatch.setattr(stored, "_write_part", stop)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(conversations, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_conversation_of_no_ids_keeps_its_place(conversations, tmp_path):
+    """A template may write nothing of a conversation."""
+    silent = "{% if '7' not in messages[0]['content'] %}" + CHATML + "{% endif %}"
+    for _ in range(2):
+        tokens = prepare(conversations, tmp_path, silent)
+        for part in tokens.parts.values():
+            rows = [tokens.split.corpus.rows[number] for number in part.numbers]
+            assert [n == 0 for n in part.lengths] == ["7" in row[0]["content"] for row in rows]
+    assert any(0 in part.lengths for part in tokens.parts.values())
+
+
 def test_the_assistant_may_speak_first(tmp_path):
     """All of these begin alike, so what is held out is chosen by whole conversations; a resumed run does the same."""
     path = tmp_path / "chats.jsonl"
@@ -279,7 +410,7 @@ def test_answers_of_weight_0_are_read_and_not_learned(tmp_path):
             file.write(json.dumps({"messages": messages}) + "\n")
     split = split_conversations(read_conversations([str(path)]), 0.3)
     tokenizer = ByteTokenizer().with_special(*CHATML_MARKERS)
-    for part in encode_conversations(split, tokenizer, ChatTemplate()).parts.values():
+    for part in prepare_conversations(split, tokenizer, ChatTemplate(), tmp_path).parts.values():
         n = len(part.numbers)
         assert tokenizer.decode(part.ids[part.answers].tolist()) == "good" * n
         assert part.n_bytes == len("good") * n

@@ -19,13 +19,10 @@ from pellucid.runs.muon import Muon
 from pellucid.runs.optimizer import WEIGHT_DECAYS
 from pellucid.runs.options import RecipeError, with_train
 from pellucid.training.config import Base
-from pellucid.training.load import read_recipe
 from pellucid.training.recipe import Recipe, make_recipe, make_recipe_on, with_fields
 from pellucid.training.resolve_recipe import FADING, resolve_weight_decay
-from pellucid.vision.recipe import make_image_recipe
 
 LEAST, MOST = WEIGHT_DECAYS
-FIRST_EDITION = Path(__file__).parents[1] / "data" / "runs_of_the_first_edition" / "runs"
 
 
 def n_weights(recipe: Recipe) -> int:
@@ -105,15 +102,6 @@ def test_what_is_chosen_is_said_written_down_used_and_kept(text, tmp_path, monke
     assert chosen(again, 100 * n_train) == decay
 
 
-@pytest.mark.parametrize("name", ["transformer", "masked", "source-target", "adapter"])
-def test_an_earlier_run_keeps_its_own(name):
-    """All recipes that were written before there was a choice have a value."""
-    written = json.loads((FIRST_EDITION / name / "recipe.json").read_bytes())["train"]["weight_decay"]
-    earlier = read_recipe(FIRST_EDITION / name)
-    assert resolve_weight_decay(earlier, 10) == (earlier, "")
-    assert earlier.train.weight_decay == written == (0.0 if name == "adapter" else 0.1)
-
-
 @pytest.mark.parametrize("objective", ["masked", "source-target", "chat"])
 def test_other_objectives_have_what_was_measured_for_them(text, objective):
     asked = with_train(recipe_for(text), objective=objective)
@@ -149,8 +137,6 @@ def test_what_can_be_no_decay_is_refused(text, wrong):
 def test_where_nothing_chooses_it_an_open_one_is_refused_also_in_a_file():
     with pytest.raises(RecipeError, match=r"train\.weight_decay = -1\.0: expected 0 or more; it is chosen for trans"):
         make_predictor_recipe(("text",), "recurrent", {"train.weight_decay": "-1"}, {})
-    with pytest.raises(RecipeError, match=r"train\.weight_decay = -1\.0: expected 0 or more; it is chosen for trans"):
-        make_image_recipe(("images.npz",), {"weight_decay": "-1"})
     written = make_predictor_recipe(("text",), "recurrent", {}, {}).to_dict()
     written["train"]["weight_decay"] = -1.0
     with pytest.raises(RecipeError, match=r"train\.weight_decay = -1\.0"):

@@ -16,7 +16,7 @@ import torch
 
 from pellucid.runs.checkpoint import load_checkpoint, steps_of
 from pellucid.runs.interrupt import Interruption
-from pellucid.runs.length import resolve_intervals
+from pellucid.runs.length import resolve_intervals, with_steps
 from pellucid.runs.metrics import WALL_CLOCK, MetricsFile, read_metrics
 from pellucid.runs.optimizer import make_optimizer
 from pellucid.runs.pipeline import resume_run, start_run
@@ -125,7 +125,7 @@ def make_training(
     split = split_corpus(read_corpus([str(text)]), recipe.text.held_out, recipe.train.seed)
     tokenizer = ByteTokenizer()
     model = replace(recipe.model, n_vocab=tokenizer.n_vocab)
-    recipe = resolve_intervals(replace(recipe, model=model, segments=((0, recipe.train.steps),)))
+    recipe = resolve_intervals(with_steps(replace(recipe, model=model), recipe.train.steps))
     trainable = TransformerTrainable(recipe)
     trainable.network = build_network(recipe, device).to(dtype)
     choose_for_device(trainable.network, recipe, device)

@@ -4,6 +4,7 @@ Nothing heavy is imported until a command runs, so that `pellucid --help` answer
 """
 
 import difflib
+import errno
 import functools
 import io
 import os
@@ -22,7 +23,7 @@ import tyro
 from pellucid.cli.commands import COMMANDS as MODEL_COMMANDS
 from pellucid.cli.commands import FAILED, NUMERICS, OK, WRONG_INPUT
 from pellucid.cli.completion import completion
-from pellucid.cli.options import CONFIG, WORDS, registry
+from pellucid.cli.options import CONFIG, GIVEN, WORDS, count_options, registry
 from pellucid.cli.progress import terminated_like_interrupted
 from pellucid.cli.tokenizer import TOKENIZER_COMMANDS
 from pellucid.cli.train import parse_fields as parse_fields
@@ -34,9 +35,10 @@ TOKENIZER = "Make, use and look at tokenizers."
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    0 done; 1 a check failed; 2 the input or the options are wrong; 3 stopped by numerics; 130 and 143
-    interrupted by Ctrl-C and SIGTERM, after saving.
+    0 done; 1 a check failed; 2 the input or the options are wrong; 3 stopped by numerics; 130, 143 and
+    129 interrupted by Ctrl-C, SIGTERM and SIGHUP, after saving.
     """
+    open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
@@ -57,6 +59,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code_of(chosen)
 
 
+def open_closed_streams() -> None:
+    """Open the null device where a standard stream is closed (`>&-`), before a file gets its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(number)
+            except OSError:
+                null = os.open(os.devnull, os.O_RDWR)
+                if null != number:
+                    os.dup2(null, number)
+                    os.close(null)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
+#: what allocators say, in lower case, where there is no memory left: PyTorch has no exception class for it on the CPU
+NO_MEMORY = re.compile(
+    r"out of memory|not enough memory|(can.?t|cannot|could not|couldn.?t|failed to|unable to) "
+    r"(allocate|reserve|map|mmap)|bad.?alloc|memory allocation|insufficient memory|alloc_failed"
+)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocator, of Python, PyTorch, a device or the system, has no memory left."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    return isinstance(error, RuntimeError) and bool(NO_MEMORY.search(str(error).lower()))
+
+
 def exit_code_of(command: Callable[[], int]) -> int:
     """Run a command, and turn what stops it into one line on standard error and an exit code (see `main`)."""
     try:
@@ -70,18 +100,32 @@ def exit_code_of(command: Callable[[], int]) -> int:
         # nobody reads our output any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    except (ValueError, OSError) as error:
-        complain(error)
-        return FAILED if type(error).__name__ == "ParityError" else WRONG_INPUT
-    except (RuntimeError, MemoryError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
         if type(error).__name__ == "NumericsError":
             complain(error)
             return NUMERICS
-        # PyTorch has no exception class of its own for this on the CPU
-        if isinstance(error, MemoryError) or "out of memory" in str(error) or "not enough memory" in str(error):
+        if is_out_of_memory(error):
             complain(f"out of memory: reduce batch, n_ctx or the model's size ({str(error).splitlines()[:1]})")
             return WRONG_INPUT
-        raise
+        if not isinstance(error, ValueError | OSError):
+            raise
+        # what is left in the buffer of a full disk fails once more
+        if isinstance(error, OSError) and not flush_or_discard() and error.filename is None:
+            error.filename = "standard output"
+        complain(error)
+        return FAILED if type(error).__name__ == "ParityError" else WRONG_INPUT
+
+
+def flush_or_discard() -> bool:
+    """Write what standard output has in its buffer, or let it go nowhere where that fails; whether it was written."""
+    from pellucid.runs.reporter import discard
+
+    try:
+        sys.stdout.flush()
+    except OSError:
+        discard(sys.stdout)
+        return False
+    return True
 
 
 class HelpPage(io.StringIO):
@@ -121,7 +165,11 @@ def run(function: Callable[..., int], program: str, arguments: list[str]) -> int
         print(with_short_usage(page.getvalue()))
         print(f"{notes}\n\n" * bool(notes) + "examples:\n" + "\n".join(f"  {e}" for e in examples_of(function)))
         return OK
-    return ready()
+    token = GIVEN.set(count_options(function, arguments))
+    try:
+        return ready()
+    finally:
+        GIVEN.reset(token)
 
 
 def deferred(function: Callable[..., int]) -> Callable[..., Callable[[], int]]:
@@ -157,12 +205,13 @@ def with_short_usage(page: str) -> str:
 
 def complain(what: object) -> None:
     """Print one line on standard error. For an OSError it names the file and the reason, without the number."""
+    from pellucid.runs.reporter import say_on_stderr
     from pellucid.text.sanitize import sanitize
 
     if isinstance(what, OSError) and what.strerror:
         what = f"{what.filename}: {what.strerror}" if what.filename is not None else what.strerror
 
-    print(f"pellucid: {sanitize('; '.join(str(what).splitlines()))}", file=sys.stderr)
+    say_on_stderr(f"pellucid: {sanitize('; '.join(str(what).splitlines()))}")
 
 
 def overview(arguments: list[str], commands: Mapping[str, Callable[..., int]], program: str, about: str) -> int:

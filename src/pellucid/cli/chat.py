@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from tyro.conf import Positional
 
 from pellucid.cli.loading import loaded_from, transformer_of
-from pellucid.cli.options import MODEL, SHARE, ChatModelOptions, above, at_least, command, option
+from pellucid.cli.options import LIKELIEST, MODEL, SHARE, ChatModelOptions, above, at_least, command, option
 
 if TYPE_CHECKING:
     from pellucid.generate.replies import Messages, ReplyPiece
@@ -26,8 +26,6 @@ HELP = """\
 /quit        end; Ctrl-D does too
 Ctrl-C stops an answer. A message that begins with a slash is written with two: //usr
 """
-#: a conversation keeps at least this share of the context free for the answer
-ROOM = 0.25
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -37,15 +35,15 @@ class AnswerOptions:
 
     temperature: Annotated[float, option("N"), at_least(0)] = 0.8
     """Divide the logits by this; 0 always takes the likeliest token."""
-    top_k: Annotated[int, option("N", default="all"), at_least(0)] = 0
+    top_k: Annotated[int, option("N", default="all"), at_least(0), LIKELIEST] = 0
     """Sample from this many of the likeliest tokens."""
-    top_p: Annotated[float, option("SHARE", default="all"), SHARE] = 1.0
+    top_p: Annotated[float, option("SHARE", default="all"), SHARE, LIKELIEST] = 1.0
     """Sample from the fewest likeliest tokens that together have this probability."""
-    min_p: Annotated[float, option("SHARE", default="all"), SHARE] = 0.0
+    min_p: Annotated[float, option("SHARE", default="all"), SHARE, LIKELIEST] = 0.0
     """Sample from tokens that are at least this share as likely as the likeliest."""
     repetition_penalty: Annotated[float, option("N", default="off"), above(0)] = 1.0
     """Divide the logits of tokens that are in the conversation already by this (multiply, if negative)."""
-    seed: Annotated[int | None, option("N", default="drawn and printed"), at_least(0)] = None
+    seed: Annotated[int | None, option("N", default="drawn and printed"), at_least(0), LIKELIEST] = None
     """Give the same answers to the same messages again from the same seed."""
     max_tokens: Annotated[int, option("N"), at_least(1)] = 400
     """Generate at most this many tokens for an answer."""
@@ -200,10 +198,10 @@ class Conversation:
         Raises GenerationError for a last message that does not fit.
         """
         from pellucid.generate.errors import GenerationError
-        from pellucid.generate.replies import recent_messages, required
+        from pellucid.generate.replies import recent_messages, required, room_for_reply
 
         n_ctx, template = self.model.architecture.n_ctx, required(self.model.chat_template)
-        room = min(self.options.get("max_tokens", n_ctx), int(ROOM * n_ctx))
+        room = room_for_reply(n_ctx, self.options.get("max_tokens"))
         messages = recent_messages(template, self.model.tokenizer, self.messages, n_ctx - room)
         n_tokens = len(template.encode(messages, self.model.tokenizer))
         if n_tokens >= n_ctx:  # one message that nothing makes room for

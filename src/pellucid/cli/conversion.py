@@ -7,25 +7,12 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
-from pellucid.cli.loading import check_checkpoint_options
-from pellucid.cli.options import CHECKPOINT, MODEL, Expected, NewPath, Revision, command, option
+from pellucid.cli.options import MODEL, Expected, NewPath, OpenedModelOptions, command, option, trust_of
 from pellucid.cli.progress import progress_on_stderr
 
 REPOSITORY = Expected(
     lambda name: re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None, "the name of a repository, OWNER/NAME"
 )
-
-
-@dataclass(frozen=True)
-class SourceModelOptions:
-    """How the model is read."""
-
-    checkpoint: Annotated[str, option("STEP"), CHECKPOINT] = "best"
-    """Load this checkpoint of a run: best (the lowest held-out loss), last, or the number of a step."""
-    revision: Revision = ""
-    """Convert this branch, tag or commit of a name on the Hugging Face hub, such as step1000."""
-    trust: Annotated[bool, option()] = False
-    """Read pickled weights, and tokenizers whose patterns are not known to be safe."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +40,7 @@ def convert_command(
     source: Annotated[Positional[str], option("MODEL"), MODEL],
     destination: Annotated[Positional[Path], option("OUT"), NewPath()],
     *,
-    input: SourceModelOptions,
+    input: Annotated[OpenedModelOptions, option(name="model")],
     output: WrittenOptions,
 ) -> int:
     """Write a model in another layout, and compare the logits.
@@ -70,7 +57,7 @@ def convert_command(
         pellucid convert runs/my_texts exported
         pellucid convert runs/my_texts model.gguf --weights q8_0
     """
-    check_checkpoint_options(source, input.checkpoint, input.revision)
+    input.check(source)
 
     import pellucid
 
@@ -82,7 +69,7 @@ def convert_command(
             family=output.family,
             checkpoint=input.checkpoint,
             revision=input.revision or None,
-            trust=input.trust,
+            trust=trust_of(input.trust),
             licence=output.licence,
             weights=output.weights,
             compare=output.compare,

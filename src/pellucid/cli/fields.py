@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["transformer", "ngram", "neural-probabilistic", "recurrent", "image-classifier"]
+Kind = Literal["transformer", "ngram", "neural-probabilistic", "recurrent"]
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,6 @@ def sections(kind: Kind) -> Iterator[Section]:
     """The fields of a run of this kind, in sections."""
     if kind == "transformer":
         yield from transformer_sections()
-    elif kind == "image-classifier":
-        yield from image_sections()
     else:
         yield from predictor_sections(kind)
 
@@ -121,29 +119,15 @@ def transformer_sections() -> Iterator[Section]:
 
 def predictor_sections(kind: str) -> Iterator[Section]:
     """A predictor's own fields, and the fields of text and training that it uses."""
-    from pellucid.predictors.recipe import KINDS, TRAIN, PredictorRecipe, predictor_fields
+    from pellucid.predictors.recipe import KINDS, TRAIN, predictor_fields
     from pellucid.training.recipe import PARTS
 
     known = predictor_fields(kind)
     chosen = {part: [n.partition(".")[2] for n in known if n.startswith(f"{part}.")] for part in ("model", *PARTS)}
     described = KINDS[kind](n_vocab=1, separator=0)
     yield section("model", KINDS[kind], "model.", chosen["model"], described)
-    if "mixture" in known:
-        recipe = PredictorRecipe(inputs=(), kind="recurrent", model=described)
-        yield section("mixture", PredictorRecipe, "", ["mixture"], recipe)
     yield section("text", PARTS["text"], "text.", chosen["text"], PARTS["text"]())
     yield section("train", PARTS["train"], "train.", chosen["train"], TRAIN)
-
-
-def image_sections() -> Iterator[Section]:
-    """The fields of an image classifier."""
-    from pellucid.runs.options import TrainOptions
-    from pellucid.vision.recipe import IMAGE_TRAIN, ImageOptions, ImageRecipe, image_fields
-
-    names = image_fields()
-    yield section("model", ImageOptions, "model.", names["model"], ImageOptions())
-    yield section("train", TrainOptions, "train.", names["train"], IMAGE_TRAIN)
-    yield section("run", ImageRecipe, "", names[""], ImageRecipe(inputs=()))
 
 
 INTRODUCTION = (

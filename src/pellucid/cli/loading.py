@@ -3,44 +3,30 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pellucid.cli.options import CheckpointOptions, MixOptions, OptionError
+from pellucid.cli.options import CheckpointOptions, MixOptions, OptionError, trust_of
 
 if TYPE_CHECKING:
     from pellucid.language_model import LanguageModel
     from pellucid.predictors.predictor import Predictor
-    from pellucid.vision.run import ImageModel
 
 
-def check_checkpoint_options(model: str, checkpoint: str, revision: str) -> None:
-    """Raise OptionError for --checkpoint of anything but a run, and --revision of a path here, before loading it."""
-    is_run = (Path(model) / "recipe.json").exists()
-    if checkpoint != "best" and not is_run:
-        raise OptionError(f"--checkpoint {checkpoint} applies to a run, but {model} is not a run: leave it out")
-    if revision and Path(model).exists():
-        instead = "give its step as --checkpoint" if is_run else "leave it out"
-        raise OptionError(
-            f"--revision {revision} applies to a name on the Hugging Face hub, but {model} is a path here: {instead}"
-        )
-
-
-def loaded_from(model: str, options: CheckpointOptions) -> "LanguageModel | Predictor | ImageModel":
+def loaded_from(model: str, options: CheckpointOptions) -> "LanguageModel | Predictor":
     """The model at the requested checkpoint or revision, on the requested device."""
-    check_checkpoint_options(model, options.checkpoint, options.revision)
+    options.check(model)
     return open_any(model, options)
 
 
-def open_any(model: str, options: CheckpointOptions) -> "LanguageModel | Predictor | ImageModel":
-    """The model, opened by the function for its kind: load, load_predictor or load_images."""
+def open_any(model: str, options: CheckpointOptions) -> "LanguageModel | Predictor":
+    """The model, opened by the function for its kind: load or load_predictor."""
     import pellucid
-    from pellucid.training.kinds import LOADERS, kind_of
+    from pellucid.training.kinds import FUNCTIONS, kind_of
 
     if not (Path(model) / "recipe.json").exists():
-        return pellucid.load(model, revision=options.revision or None, device=options.device, trust=options.trust)
-    loader = LOADERS[kind_of(Path(model))]
-    of_text = {"trust": True} if options.trust else {}
-    if of_text and loader == "load_images":
-        raise OptionError(f"--trust is about tokenizers, and {model} classifies images: leave it out")
-    return getattr(pellucid, loader)(model, checkpoint=options.checkpoint, device=options.device, **of_text)
+        return pellucid.load(
+            model, revision=options.revision or None, device=options.device, trust=trust_of(options.trust)
+        )
+    loader = getattr(pellucid, FUNCTIONS[kind_of(Path(model))][1])
+    return loader(model, checkpoint=options.checkpoint, device=options.device, trust=trust_of(options.trust))
 
 
 def mixed_from(model: str, options: MixOptions) -> Any:

@@ -6,8 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional
 
-from pellucid.cli.loading import check_checkpoint_options, loaded_from
-from pellucid.cli.options import MODEL, CheckpointOptions, Expected, OptionError, command, option
+from pellucid.cli.loading import loaded_from
+from pellucid.cli.options import (
+    MODEL,
+    CheckpointOptions,
+    Expected,
+    command,
+    flags_of,
+    option,
+    refuse_given,
+)
 
 if TYPE_CHECKING:
     from pellucid.language_model import LanguageModel
@@ -24,16 +32,6 @@ class LookOptions:
     """Listen on this port of 127.0.0.1; 0 takes a free one."""
     no_browser: Annotated[bool, option()] = False
     """Print the address, and open no browser."""
-
-
-def readable_from(model: str, options: CheckpointOptions) -> "LanguageModel | Predictor":
-    """The model at the requested checkpoint. Raises OptionError for one that reads no text."""
-    from pellucid.vision.run import ImageModel
-
-    loaded = loaded_from(model, options)
-    if isinstance(loaded, ImageModel):
-        raise OptionError(f"{model} holds a classifier of images, and this command shows how a model reads text")
-    return loaded
 
 
 @command
@@ -55,6 +53,9 @@ def look_command(
         pellucid look runs/my_texts
         pellucid look runs/my_texts --checkpoint 500 --port 9000 --no-browser
     """
+    if not model:
+        refuse_given(flags_of(CheckpointOptions), "the model that is shown without a MODEL is always the same")
+
     from pellucid.language_model import known_answer
     from pellucid.look.known_answer import KNOWN_ANSWER
     from pellucid.look.server import listen_on, run_look
@@ -62,18 +63,15 @@ def look_command(
     from pellucid.runs.checkpoint import steps_of
     from pellucid.serve.app import LOOPBACK
 
-    if not model and model_options != CheckpointOptions():
-        said = "--checkpoint, --revision, --device and --trust belong to a MODEL: name one, or leave them out"
-        raise OptionError(said)
     if model:
-        check_checkpoint_options(model, model_options.checkpoint, model_options.revision)
+        model_options.check(model)
     listening = listen_on("127.0.0.1", page.port)
-    loaded = readable_from(model, model_options) if model else known_answer()
+    loaded = loaded_from(model, model_options) if model else known_answer()
     # an n-gram is counted once: its run has no checkpoints
     is_run = bool(model) and (Path(model) / "recipe.json").exists() and getattr(loaded, "kind", "") != "ngram"
 
     def at_step(step: int) -> "LanguageModel | Predictor":
-        return readable_from(model, replace(model_options, checkpoint=str(step)))
+        return loaded_from(model, replace(model_options, checkpoint=str(step)))
 
     session = Session(
         loaded,

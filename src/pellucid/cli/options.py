@@ -9,30 +9,37 @@ Nothing here imports torch, so a wrong value is refused in a fraction of a secon
 
 import dataclasses
 import functools
+import itertools
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, cast
 
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, UseAppendAction, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from pellucid.destination import check_destination
+from pellucid.model_names import check_checkpoint, check_revision, exists, may_be_model
 
 if TYPE_CHECKING:
     from pellucid.text.read.find import ReadOptions
+    from pellucid.trust import Trust
 
 Arguments = ParamSpec("Arguments")
 #: options have no prefix inside a group, and flags have no --no- form
 CONFIG = (OmitArgPrefixes, FlagCreatePairsOff)
 #: the marker of a positional argument
 (POSITIONAL,) = typing.get_args(Positional[int])[1:]
+#: the marker of an option that may be given several times
+(REPEATABLE,) = typing.get_args(UseAppendAction[tuple[str, ...]])[1:]
 
-
+#: how often each option of the command that runs stands on its command line, by its flag
+GIVEN: ContextVar[Mapping[str, int]] = ContextVar("GIVEN", default=types.MappingProxyType({}))
 #: the words of the command that runs, for one that starts itself again in several processes
 WORDS: ContextVar[tuple[str, ...]] = ContextVar("WORDS", default=())
 
@@ -48,8 +55,11 @@ def option(
     name: str | None = None,
     aliases: tuple[str, ...] | None = None,
     repeatable: bool = False,
+    help: str | None = None,
 ) -> Any:
-    """How an option looks in the help; `default` describes what happens without it."""
+    """How an option looks in the help; `default` describes what happens without it, and `help` is what it says, of an
+    option of several commands; others say it in the docstring below them.
+    """
 
     def hint(value: str) -> str:
         if repeatable:
@@ -57,7 +67,7 @@ def option(
         said = default or ("" if value in ("None", "False", "True", "", "''") else value)
         return f"(default: {said})" if said else ""
 
-    return arg(name=name, metavar=metavar, aliases=aliases, help_behavior_hint=hint)
+    return arg(name=name, metavar=metavar, aliases=aliases, help=help, help_behavior_hint=hint)
 
 
 @dataclass(frozen=True)
@@ -89,19 +99,15 @@ class NewPath:
         return "exists: choose a new name" if value.exists() else ""
 
 
-def _exists(path: str | Path) -> bool:
-    """Whether the path exists; an impossible name does not."""
-    try:
-        return Path(path).exists()
-    except (OSError, ValueError):
-        return False
+@dataclass(frozen=True)
+class NoEffect:
+    """When an option would be ignored, and is therefore refused.
 
+    `when` tests the values of all options of the command, by name; `why` is the reason, with these values filled in.
+    """
 
-def _may_be_model(name: str) -> bool:
-    """Whether this is an existing folder, or a possible name on the hub (`gpt2`, OWNER/NAME)."""
-    path = Path(name)
-    on_hub = len(path.parts) in (1, 2) and not path.is_absolute() and ".." not in path.parts
-    return _exists(path) or (on_hub and path.parts[0] != "runs")
+    when: Callable[[Any], bool]
+    why: str
 
 
 def at_least(least: float, what: str = "") -> Expected:
@@ -121,21 +127,56 @@ DEVICE = Expected(
 )
 CHECKPOINT = Expected(lambda word: word in ("best", "last") or word.isdigit(), "best, last, or the number of a step")
 MODEL = Expected(
-    _may_be_model,
+    may_be_model,
     "the folder of a run or of a saved model, a GGUF file, or a name on the Hugging Face hub such as gpt2; nothing is "
     "there",
 )
-#: the option of every command that opens a model
-Revision = Annotated[str, option("NAME", default="main")]
+LIKELIEST = NoEffect(lambda o: o.temperature == 0, "--temperature 0 always takes the likeliest token")
+#: options of several commands, each with its one text of help
+Checkpoint = Annotated[
+    str,
+    option(
+        "STEP",
+        help="Load this checkpoint of a run: best (the lowest held-out loss), last, or the number of a step.",
+    ),
+    CHECKPOINT,
+]
+Revision = Annotated[
+    str,
+    option(
+        "NAME",
+        default="main",
+        help="Open this branch, tag or commit of a name on the Hugging Face hub, such as step1000 of "
+        "EleutherAI/pythia-70m.",
+    ),
+]
+Device = Annotated[
+    str, option("DEVICE", help="Compute on auto, cpu, cuda or mps; auto takes a GPU where there is one."), DEVICE
+]
+#: the risks of files from elsewhere (`pellucid.trust`)
+TrustOption = Annotated[
+    Literal["no", "pickles", "tokenizer", "all"],
+    option(
+        "WHAT", help="Take this risk: pickles (read pickled weights), tokenizer (patterns that may be slow), or all."
+    ),
+]
+TrustedTokenizer = Annotated[
+    Literal["no", "tokenizer"], option("WHAT", help="Take the risk of a tokenizer whose patterns may be slow.")
+]
+WeightFormat = Annotated[
+    Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8", "int4"],
+    option(
+        "FORMAT",
+        help="Store the matrices in this format on a CPU: auto, loaded, float32, float16, bfloat16, int8 or int4.",
+    ),
+]
 FOLDER = Expected(lambda path: Path(path).is_dir(), "the folder of a run, such as runs/NAME")
 NGRAM_RUN = Expected(
     lambda name: name == "auto" or Path(name).is_dir(),
     "the folder of a run of n-grams, such as runs/NAME, or auto for the n-gram that a run of train --mix auto holds",
 )
-FILE = Expected(_exists, "a file or folder that exists")
-INPUT_FILE = Expected(
-    lambda path: path == "-" or _exists(path), "a file or folder that exists, or - for standard input"
-)
+FILE = Expected(exists, "a file or folder that exists")
+INPUT_FILE = Expected(lambda path: path == "-" or exists(path), "a file or folder that exists, or - for standard input")
 
 
 @dataclass(frozen=True)
@@ -151,6 +192,8 @@ class FilesOptions:
     """Read plain, html, jsonl, csv, tsv, parquet or arrow, whatever the file's name."""
     encoding: Annotated[str | None, option("NAME", default="bytes that are not UTF-8 become U+FFFD")] = None
     """Read files that are not UTF-8 in this encoding, such as latin-1."""
+    split_at: Annotated[str | None, option("TEXT", default="files and rows are whole documents")] = None
+    """End a document, and begin another, wherever the text holds this, such as '<|endoftext|>'."""
     include: Annotated[UseAppendAction[tuple[str, ...]], option("PATTERN", repeatable=True)] = ()
     """Read only files whose names match this pattern, such as '*.md'; commas separate several."""
     exclude: Annotated[UseAppendAction[tuple[str, ...]], option("PATTERN", repeatable=True)] = ()
@@ -166,6 +209,7 @@ class FilesOptions:
             field=self.field or "",
             format=self.format or "auto",
             encoding=self.encoding or "",
+            split_at=self.split_at or "",
             include=",".join(self.include),
             exclude=",".join(self.exclude),
             skip_bad=self.skip_bad,
@@ -178,6 +222,8 @@ class CorpusOptions(FilesOptions):
 
     drop_duplicates: Annotated[bool, option()] = False
     """Read only the first of several documents with the same text."""
+    check_text: Annotated[bool, option()] = False
+    """Read and hash all files and their prepared tokens, also those whose size and times have not changed."""
     held_out: Annotated[
         UseAppendAction[tuple[str, ...]], option("SHARE|TEXT", default="0.1; a path is repeatable")
     ] = ()
@@ -188,21 +234,30 @@ class CorpusOptions(FilesOptions):
         return dataclasses.replace(super().reading(), drop_duplicates=self.drop_duplicates)
 
 
+def trust_of(word: str) -> "Trust":
+    """The value of `trust` in Python for the word after --trust."""
+    return cast("Trust", {"no": False, "all": True}.get(word, word))
+
+
 @dataclass(frozen=True)
-class CheckpointOptions:
+class OpenedModelOptions:
+    """The weights to use."""
+
+    checkpoint: Checkpoint = "best"
+    revision: Revision = ""
+    trust: TrustOption = "no"
+
+    def check(self, model: str) -> None:
+        """Raise FolderError for a checkpoint of anything but a run, and for a revision of a path here."""
+        check_checkpoint(Path(model), self.checkpoint, is_given="--checkpoint" in GIVEN.get())
+        check_revision(Path(model), self.revision or None)
+
+
+@dataclass(frozen=True)
+class CheckpointOptions(OpenedModelOptions):
     """The weights to use, and the device."""
 
-    checkpoint: Annotated[str, option("STEP"), CHECKPOINT] = "best"
-    """Load this checkpoint of a run: best (the lowest held-out loss), last, or the number of a step."""
-    device: Annotated[str, option("DEVICE"), DEVICE] = "auto"
-    """Compute on auto, cpu, cuda or mps; auto takes a GPU where there is one."""
-    revision: Revision = ""
-    """Open this branch, tag or commit of a name on the Hugging Face hub, such as step1000 of EleutherAI/pythia-70m."""
-    trust: Annotated[bool, option()] = False
-    """Read pickled weights, and tokenizers whose patterns are not known to be safe."""
-
-
-WeightFormat = Annotated[Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8", "int4"], option("FORMAT")]
+    device: Device = "auto"
 
 
 @dataclass(frozen=True)
@@ -210,7 +265,6 @@ class ChatModelOptions(CheckpointOptions):
     """The weights to use, and how to compute with them."""
 
     weights: WeightFormat = "auto"
-    """Store the matrices in this format on a CPU: auto, loaded, float32, float16, bfloat16, int8 or int4."""
 
 
 @dataclass(frozen=True)
@@ -228,9 +282,6 @@ class WritingModelOptions(MixOptions):
     """The weights to use, and how to compute with them."""
 
     weights: WeightFormat = "auto"
-    """Store the matrices in this format on a CPU: auto, loaded, float32, float16, bfloat16, int8 or int4."""
-    speculate: Annotated[int, option("N", default="off"), at_least(0)] = 0
-    """Guess up to this many tokens at once from earlier text; the result is the same."""
 
 
 # Types ------------------------------------------------------------------------------------------
@@ -292,30 +343,63 @@ def command(function: Callable[Arguments, int]) -> Callable[Arguments, int]:
 
 
 def check_arguments(function: Callable[..., Any], named: Mapping[str, Any]) -> None:
-    """Raise OptionError for the first invalid value."""
-    for flag, value, checks in _checked_values(typing.get_type_hints(function, include_extras=True), named):
+    """Raise OptionError for the first invalid value, and for the first option that is given twice or ignored."""
+    rows = [(path[-1], flag, _value(named, path), metadata) for path, flag, metadata in _options(function)]
+    options = types.SimpleNamespace(**{name: value for name, _, value, _ in rows})
+    for _, flag, value, metadata in rows:
         values = value if isinstance(value, tuple) else () if value in (None, "") else (value,)
         for one in values:
-            for check in checks:
-                if said := check.refusal(one):
+            for check in metadata:
+                if isinstance(check, Expected | NewPath) and (said := check.refusal(one)):
                     # "expected ..." follows a colon, "cannot be written ..." and "exists ..." the value itself
                     colon = ":" if said.startswith("expected") else ""
                     raise OptionError(f"{flag} {one}{colon} {said}".strip())
+    for _, flag, _, metadata in rows:
+        n_times = GIVEN.get().get(flag, 0)
+        if n_times > 1 and REPEATABLE not in metadata:
+            raise OptionError(f"{flag} is given {n_times} times: give it once")
+        for check in metadata:
+            if n_times and isinstance(check, NoEffect) and check.when(options):
+                refuse_given([flag], check.why.format(**vars(options)))
 
 
-def _checked_values(
-    hints: Mapping[str, Any], values: Mapping[str, Any]
-) -> Iterator[tuple[str, Any, list[Expected | NewPath]]]:
-    """Every option of a command and of its groups: its flag ("" for a positional one), value and checks."""
-    for name, hint in hints.items():
-        if name not in values:
-            continue
-        value = values[name]
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            inner = typing.get_type_hints(type(value), include_extras=True)
-            yield from _checked_values(inner, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
-            continue
+def refuse_given(flags: Iterable[str], why: str) -> None:
+    """Raise OptionError where one of these options, which are ignored for the reason `why`, was given."""
+    if ignored := [flag for flag in flags if flag in GIVEN.get()]:
+        raise OptionError(f"{why}: leave out {ignored[0]}")
+
+
+def count_options(function: Callable[..., Any], arguments: Sequence[str]) -> Mapping[str, int]:
+    """How often each option of a command stands on a command line, by its flag."""
+    flags = {}
+    for _, flag, metadata in _options(function):
+        aliases = [alias for m in metadata for alias in getattr(m, "aliases", None) or ()]
+        flags |= dict.fromkeys((flag, flag[:2] + "no" + flag[1:], *aliases), flag)
+    words = itertools.takewhile(lambda word: word != "--", arguments)
+    names = (word.partition("=")[0].replace("_", "-") if word.startswith("--") else word[:2] for word in words)
+    return Counter(flags[name] for name in names if name in flags)
+
+
+def flags_of(group: type) -> list[str]:
+    """The flags of a group of options."""
+    return [flag for _, flag, _ in _options(group)]
+
+
+def _options(of: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, tuple[Any, ...]]]:
+    """Every option of a command, and of its groups: the name behind that of its group, its flag ("" for a positional
+    one), and its annotations.
+    """
+    for name, hint in typing.get_type_hints(of, include_extras=True).items():
         metadata = getattr(hint, "__metadata__", ())
+        group = hint.__origin__ if metadata else hint
+        if dataclasses.is_dataclass(group):
+            yield from _options(group, (*path, name))
+            continue
         named = next((m.name for m in metadata if getattr(m, "name", None)), name).strip("_").replace("_", "-")
-        flag = "" if POSITIONAL in metadata else f"--{named}"
-        yield flag, value, [m for m in metadata if isinstance(m, Expected | NewPath)]
+        yield (*path, name), "" if POSITIONAL in metadata else f"--{named}", metadata
+
+
+def _value(named: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    """The value of an option among the arguments of a command, None where it is not among them."""
+    value = named.get(path[0])
+    return getattr(value, path[1], None) if path[1:] else value

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from pellucid.runs.interrupt import stopping_signals
+
 #: called with what is being done, how much is done, and of how much; 0 of 0 if unknown
 Progress = Callable[[str, int, int], None]
 
 
 @contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt as Ctrl-C does, so that unfinished files are removed."""
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does, so that unfinished files are removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -20,11 +22,13 @@ def terminated_like_interrupted() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(128 + number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    numbers = [number for number in stopping_signals() if number != signal.SIGINT]
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

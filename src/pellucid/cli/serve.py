@@ -8,8 +8,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction
 
-from pellucid.cli.loading import check_checkpoint_options, mixed_from
-from pellucid.cli.options import MODEL, Expected, OptionError, WritingModelOptions, at_least, command, option
+from pellucid.cli.loading import mixed_from
+from pellucid.cli.options import GIVEN, MODEL, Expected, OptionError, WritingModelOptions, at_least, command, option
 
 PORT = Expected(lambda port: 1 <= port <= 65535, "a port from 1 to 65535")
 
@@ -24,6 +24,8 @@ class AddressOptions:
     """Listen on this port."""
     host: Annotated[UseAppendAction[tuple[str, ...]], option("NAME", repeatable=True)] = ()
     """Answer requests for this host name too, such as that of a reverse proxy."""
+    allow_origin: Annotated[UseAppendAction[tuple[str, ...]], option("ORIGIN", repeatable=True)] = ()
+    """Let web pages of this origin, such as https://app.example.org, ask and read answers (CORS)."""
     api_key_file: Annotated[Path | None, option("FILE", default="PELLUCID_API_KEY, or no key")] = None
     """Read the key that clients must send from this file."""
 
@@ -68,17 +70,26 @@ def serve_command(
         pellucid serve runs/my_texts
         pellucid serve runs/first runs/second --model-names first,second --port 9000
     """
-    from pellucid.serve.server import ServeError, check_address, check_host_name, model_names_of, read_key
+    from pellucid.serve.server import (
+        ServeError,
+        check_address,
+        check_host_name,
+        check_origin,
+        model_names_of,
+        read_key,
+    )
 
     if not model:
         raise ServeError("no model was named: give the folder of a run, such as runs/NAME")
     for name in model:
         if not MODEL.holds(name):
             raise ServeError(f"{name}: expected {MODEL.what}")
-        check_checkpoint_options(name, model_options.checkpoint, model_options.revision)
+        model_options.check(name)
         check_model_options(name, model, model_options)
     for host in address.host:
         check_host_name(host)
+    for origin in address.allow_origin:
+        check_origin(origin)
     key = read_key(address.api_key_file)
     check_address(address.listen, key)
     names = model_names_of(model, model_names)
@@ -95,7 +106,8 @@ def serve_command(
         max_queue=capacity.max_queue,
         max_tokens=capacity.max_tokens,
         weights=model_options.weights,
-        speculate=model_options.speculate,
+        # of several models one may ignore them and another not
+        given=tuple(GIVEN.get()) if len(model) == 1 else (),
     )
 
     def load() -> Iterator[ServedModel]:
@@ -110,7 +122,8 @@ def serve_command(
         print(f"answering at {url_of(address.listen, address.port)}/v1", file=sys.stderr)
 
     served: list[ServedModel] = []
-    app = make_app(served, key=key, hosts=(*LOOPBACK, address.listen, *address.host))
+    hosts = (*LOOPBACK, address.listen, *address.host)
+    app = make_app(served, key=key, hosts=hosts, origins=address.allow_origin)
     run_app(app, served, load, address.listen, address.port, capacity.drain, announce)
     print("stopped", file=sys.stderr)
     return 0
@@ -121,24 +134,23 @@ def check_model_options(path: str, models: Sequence[str], options: WritingModelO
 
     Masked models that are no runs are only known when they are loaded, and `engine_for` refuses their options.
     """
-    from pellucid.runs.run_dir import read_json
     from pellucid.training.kinds import kind_of
+    from pellucid.training.load import read_recipe
 
     recipe = Path(path) / "recipe.json"
     kind = kind_of(Path(path)) if recipe.exists() else "transformer"
-    if kind == "image-classifier":
-        raise OptionError(f"{path} classifies images: serve a model of text")
     if options.mix and len(models) > 1:
         raise OptionError(
             f"--mix {options.mix} with {len(models)} models: it mixes one model with an n-gram; serve one"
         )
     if not options.mix and options.mix_weight is not None:
         raise OptionError(f"--mix-weight {options.mix_weight} needs --mix: name the n-gram run to mix with")
-    masked = kind == "transformer" and recipe.exists() and read_json(recipe)["train"]["objective"] == "masked"
+    masked = kind == "transformer" and recipe.exists() and read_recipe(Path(path)).train.objective == "masked"
     what = "a mixture" if options.mix else "a masked model" if masked else f"a predictor of kind {kind}"
-    if options.mix or masked or kind != "transformer":
-        flag = f"--speculate {options.speculate}" if options.speculate else f"--weights {options.weights}"
-        if options.speculate or options.weights != "auto":
-            raise OptionError(f"{flag} works on a transformer that generates text, and {path} is {what}: leave it out")
+    if (options.mix or masked or kind != "transformer") and options.weights != "auto":
+        raise OptionError(
+            f"--weights {options.weights} works on a transformer that generates text, and {path} is {what}: leave "
+            "it out"
+        )
     if options.mix and (masked or kind != "transformer"):
         raise OptionError(f"--mix {options.mix} mixes a transformer that generates text with an n-gram: leave it out")

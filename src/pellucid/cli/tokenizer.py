@@ -9,21 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, UseAppendAction
 
 from pellucid.cli.commands import OK
-from pellucid.cli.options import FILE, CorpusOptions, Expected, FilesOptions, OptionError, at_least, command, option
+from pellucid.cli.options import (
+    FILE,
+    CorpusOptions,
+    Expected,
+    FilesOptions,
+    TrustedTokenizer,
+    at_least,
+    command,
+    flags_of,
+    option,
+    refuse_given,
+    trust_of,
+)
 from pellucid.cli.progress import progress_on_stderr
 from pellucid.destination import check_destination
 
 if TYPE_CHECKING:
     from pellucid.text.read.documents import Corpus
-
-
-def is_share_of_many(word: str) -> bool:
-    """Whether the word is K/N with 0 <= K < N."""
-    number, slash, of = word.partition("/")
-    return bool(slash) and number.isdigit() and of.isdigit() and int(number) < int(of)
-
-
-SHARE_OF_MANY = Expected(is_share_of_many, "K/N with K from 0 to N - 1, such as 0/4")
 
 
 @dataclass(frozen=True)
@@ -79,13 +82,11 @@ def check_kind(options: LearningOptions) -> None:
     """Raise OptionError for options that the chosen kind of tokenizer does not use."""
     for flag, value, kinds in (
         ("--vocabulary", options.vocabulary, ("bpe", "word")),
-        ("--pattern", options.pattern if options.pattern != "gpt2" else None, ("bpe",)),
-        ("--sample", options.sample if options.sample < 1 else None, ("bpe", "word")),
+        ("--pattern", options.pattern, ("bpe",)),
+        ("--sample", options.sample, ("bpe", "word")),
     ):
-        if value is not None and options.kind not in kinds:
-            raise OptionError(
-                f"{flag} {value} applies to --kind {' or '.join(kinds)}, not {options.kind}: leave one of the two out"
-            )
+        if options.kind not in kinds:
+            refuse_given([flag], f"{flag} {value} applies to --kind {' or '.join(kinds)}, not {options.kind}")
 
 
 @command
@@ -94,7 +95,7 @@ def tokenizer_encode(
     text: Annotated[Positional[str], option("[TEXT]")] = "-",
     *,
     allow_special: Annotated[bool, option()] = False,
-    trust: Annotated[bool, option()] = False,
+    trust: TrustedTokenizer = "no",
 ) -> int:
     """Print the ids of a text, each with the text of its token.
 
@@ -102,7 +103,6 @@ def tokenizer_encode(
         tokenizer: Use this tokenizer.json, or the one in this folder or run.
         text: Encode this text; - reads standard input.
         allow_special: Encode names such as <|endoftext|> as special tokens.
-        trust: Accept a tokenizer with patterns not known to be safe.
 
     Examples:
         pellucid tokenizer encode runs/my_texts "To be, or not to be"
@@ -110,7 +110,7 @@ def tokenizer_encode(
     """
     from pellucid.text.tokenizers.tokenizer import load_tokenizer
 
-    loaded = load_tokenizer(tokenizer, trust=trust)
+    loaded = load_tokenizer(tokenizer, trust=trust_of(trust))
     text = sys.stdin.read() if text == "-" else text
     ids = loaded.encode(text, allow_special=tuple(loaded.special) if allow_special else ())
     for i in ids:
@@ -120,12 +120,10 @@ def tokenizer_encode(
 
 @dataclass(frozen=True)
 class EncodingOptions:
-    """What this process encodes."""
+    """How the texts are encoded."""
 
-    share: Annotated[str, option("K/N"), SHARE_OF_MANY] = "0/1"
-    """Encode this one of N shares of the documents, counted from 0; the process that finishes last joins them."""
     workers: Annotated[int | None, option("N", default="by the text, 16 at most"), at_least(0)] = None
-    """Read and encode with this many processes, each of which reads whole files."""
+    """Encode with this many processes."""
     seed: Annotated[int, option("N")] = 1337
     """Choose the held-out documents with this seed, which is that of the training."""
     shard_tokens: Annotated[int, option("N"), at_least(1)] = 1 << 24
@@ -137,53 +135,49 @@ def tokenizer_encode_corpus(
     paths: Annotated[Positional[tuple[str, ...]], option("TEXT [TEXT ...]")],
     *,
     tokenizer: Annotated[str, option("TOKENIZER"), FILE],
-    trust: Annotated[bool, option()] = False,
+    trust: TrustedTokenizer = "no",
     input: CorpusOptions,
     encoding: EncodingOptions,
 ) -> int:
-    """Encode texts for training, on one machine or on many.
+    """Encode texts for training.
 
-    The tokens are kept in the folder in PELLUCID_CACHE, which all machines must reach. `pellucid train` on the same
-    texts, with the same tokenizer, then starts without encoding. An interrupted command continues where it was when it
-    is given again.
+    The tokens are kept in the folder in PELLUCID_CACHE. `pellucid train` on the same texts, with the same tokenizer,
+    then starts without encoding. An interrupted command continues where it was when it is given again.
 
     Args:
         paths: Encode these files and folders, in every format that training reads.
         tokenizer: Use this tokenizer.json, or the one in this folder or run.
-        trust: Accept a tokenizer with patterns not known to be safe.
 
     Examples:
         pellucid tokenizer encode-corpus texts/ --tokenizer my_tokenizer
-        pellucid tokenizer encode-corpus texts/ --tokenizer my_tokenizer --share 3/8
+        pellucid tokenizer encode-corpus texts/ --tokenizer my_bpe --held-out 0.001
     """
     from pellucid.runs.run_dir import cache_folder, check_cache
     from pellucid.text.read.documents import read_corpus, read_with_held_out
+    from pellucid.text.read.known_scans import checking_text
     from pellucid.text.split import split_corpus
     from pellucid.text.tokenizers.tokenizer import load_tokenizer
-    from pellucid.text.tokens.shares import documents_of_share, prepare_share
+    from pellucid.text.tokens.prepare import prepare_tokens
     from pellucid.training.text_parts import held_out_fields
 
-    number, of = map(int, encoding.share.split("/"))
-    loaded, cache = load_tokenizer(tokenizer, trust=trust), cache_folder()
+    loaded, cache = load_tokenizer(tokenizer, trust=trust_of(trust)), cache_folder()
     check_cache()
     fields = held_out_fields(input.held_out)
-    with progress_on_stderr("reading") as progress:
+    if "text.held_out_files" in fields:
+        refuse_given(["--seed"], "--held-out names files, and no seed chooses them")
+    with checking_text(input.check_text), progress_on_stderr("reading") as progress:
         if files := fields.get("text.held_out_files"):
-            corpus = read_with_held_out(paths, files, progress, input.reading(), encoding.workers)
+            corpus = read_with_held_out(paths, files, progress, input.reading(), cache)
         else:
-            corpus = read_corpus(paths, progress, input.reading(), workers=encoding.workers)
+            corpus = read_corpus(paths, progress, input.reading(), kept=cache)
         split = split_corpus(corpus, fields.get("text.held_out", 0.1), encoding.seed)
         options = {"progress": progress, "shard_tokens": encoding.shard_tokens, "workers": encoding.workers}
-        tokens = prepare_share(split, loaded, cache, number, of, **options)
+        tokens = prepare_tokens(split, loaded, cache, **options)
     print_notes(corpus)
-    print(
-        f"share {number} of {of}: {len(documents_of_share(split, number, of)):,} of {len(corpus.documents):,} documents"
-    )
-    if tokens is None:
-        print("encoded; the process that finishes the last share joins them")
-    else:
-        n_train, n_held_out = (len(tokens.part(name)) for name in ("train", "held_out"))
-        print(f"all shares are encoded: {n_train:,} tokens to train on, {n_held_out:,} held out, in {tokens.folder}")
+    for note in tokens.notes:
+        print(note)
+    n_train, n_held_out = (len(tokens.part(name)) for name in ("train", "held_out"))
+    print(f"encoded: {n_train:,} tokens to train on, {n_held_out:,} held out, in {tokens.folder}")
     return OK
 
 
@@ -192,14 +186,13 @@ def tokenizer_decode(
     tokenizer: Annotated[Positional[str], option("TOKENIZER"), FILE],
     ids: Annotated[Positional[tuple[int, ...]], option("ID [ID ...]"), at_least(0)],
     *,
-    trust: Annotated[bool, option()] = False,
+    trust: TrustedTokenizer = "no",
 ) -> int:
     """Print the text of token ids.
 
     Args:
         tokenizer: Use this tokenizer.json, or the one in this folder or run.
         ids: Decode these token ids.
-        trust: Accept a tokenizer with patterns not known to be safe.
 
     Examples:
         pellucid tokenizer decode runs/my_texts 312 88 41
@@ -207,7 +200,7 @@ def tokenizer_decode(
     """
     from pellucid.text.tokenizers.tokenizer import load_tokenizer
 
-    print(load_tokenizer(tokenizer, trust=trust).decode(list(ids)))
+    print(load_tokenizer(tokenizer, trust=trust_of(trust)).decode(list(ids)))
     return OK
 
 
@@ -219,7 +212,7 @@ def tokenizer_show(
     input: FilesOptions,
     word: Annotated[UseAppendAction[tuple[str, ...]], option("WORD", repeatable=True)] = (),
     rows: Annotated[int, option("N"), at_least(0)] = 10,
-    trust: Annotated[bool, option()] = False,
+    trust: TrustedTokenizer = "no",
 ) -> int:
     """Show the contents of a tokenizer, and how far it compresses texts.
 
@@ -228,7 +221,6 @@ def tokenizer_show(
         paths: Measure bytes per token and tokens per word on these files and folders of text.
         word: Draw the merges that form the tokens of this word.
         rows: Print this many rows of each table.
-        trust: Accept a tokenizer with patterns not known to be safe.
 
     Examples:
         pellucid tokenizer show runs/my_texts my_texts/
@@ -239,7 +231,9 @@ def tokenizer_show(
     from pellucid.text.tokenizers.survey import survey
     from pellucid.text.tokenizers.tokenizer import load_tokenizer
 
-    loaded = load_tokenizer(tokenizer, trust=trust)
+    if not paths:
+        refuse_given(flags_of(FilesOptions), "no text was named, and nothing is read")
+    loaded = load_tokenizer(tokenizer, trust=trust_of(trust))
     corpus = read_corpus(list(paths), reading=input.reading()) if paths else None
     if corpus is not None:
         print_notes(corpus)

@@ -15,14 +15,19 @@ from pellucid.cli.options import (
     MODEL,
     WORDS,
     CorpusOptions,
+    NoEffect,
     OptionError,
     Revision,
+    TrustOption,
     above,
     at_least,
     command,
     option,
+    refuse_given,
+    trust_of,
 )
 from pellucid.destination import check_destination
+from pellucid.option_values import check_given_once
 
 
 @dataclass(frozen=True)
@@ -45,14 +50,10 @@ class ModelOptions:
 
     preset: Annotated[str | None, option("NAME")] = None
     """Take this architecture: small, modern, gpt2, bert, and others."""
-    for_: Annotated[Literal["transformers", "gguf"] | None, option("TARGET", name="for")] = None
-    """Choose an architecture that transformers, or gguf (llama.cpp), opens without extra code."""
     from_: Annotated[str | None, option("MODEL", name="from"), MODEL] = None
     """Start from the weights, the tokenizer and the architecture of this run or model."""
     revision: Revision = ""
-    """Start from this branch, tag or commit of a name on the Hugging Face hub."""
-    trust: Annotated[bool, option()] = False
-    """Read pickled weights of --from, and a tokenizer whose patterns are not known to be safe."""
+    trust: TrustOption = "no"
     lora: Annotated[int | None, option("RANK"), at_least(1)] = None
     """Train low-rank adapters of this rank, and leave the weights of --from unchanged."""
     objective: Annotated[
@@ -63,10 +64,10 @@ class ModelOptions:
     mix: Annotated[Literal["auto"] | None, option("WHEN", default="off")] = None
     """With auto, also store an n-gram of the training text, and fit its share on text that neither model has seen."""
     predictor: Annotated[
-        Literal["transformer", "ngram", "neural-probabilistic", "recurrent", "image-classifier"] | None,
+        Literal["transformer", "ngram", "neural-probabilistic", "recurrent"] | None,
         option("KIND", default="transformer"),
     ] = None
-    """Train transformer, ngram, neural-probabilistic, recurrent or image-classifier."""
+    """Train transformer, ngram, neural-probabilistic or recurrent."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,10 @@ class TrainingOptions:
     """Use only algorithms that give the same result in every run."""
     processes: Annotated[int | None, option("N", default="1, or as many as torchrun started"), at_least(1)] = None
     """Train in this many processes of this machine; the losses are those of one process."""
+    oversubscribe: Annotated[
+        bool, option(), NoEffect(lambda o: (o.processes or 1) == 1, "--oversubscribe needs --processes of 2 or more")
+    ] = False
+    """With --processes, start more processes than this machine has cores."""
     max_restarts: Annotated[int, option("N"), at_least(0)] = 0
     """With --processes, start them again up to N times where one of them dies; needs --out, which they resume."""
 
@@ -122,8 +127,8 @@ def train_command(
     """Train a model on text files and folders.
 
     Files may be plain text, Markdown, HTML, JSON lines, CSV, TSV or Parquet, each also as .gz or .zst. With
-    --objective source-target they are pairs (.tsv or .jsonl), with --predictor image-classifier one .npz of images
-    and labels. JSON lines with messages are conversations, and the answers in them are learned.
+    --objective source-target they are pairs (.tsv or .jsonl). JSON lines with messages are conversations, and the
+    answers in them are learned.
 
     Args:
         paths: Train on these files, folders and patterns; - reads standard input. Not needed with --resume.
@@ -141,7 +146,9 @@ def train_command(
         return print_fields(model.predictor or "transformer")
     from pellucid.training.text_parts import add_held_out
 
-    fields = add_held_out(parse_fields(set_) | fields_of(input, model, training), input.held_out)
+    of_set, of_options = parse_fields(set_), fields_of(input, model, training)
+    check_given_once([*(pair.partition("=")[0].strip() for pair in set_), *of_options], str)
+    fields = add_held_out(of_set | of_options, input.held_out)
     length: dict[str, Any] = {name: getattr(training, name) for name in ("minutes", "steps", "tokens", "epochs")}
     if training.max_restarts and (output.out is None or (training.processes or 1) == 1):
         raise OptionError("--max-restarts starts several processes again and resumes --out: give --processes and --out")
@@ -149,32 +156,35 @@ def train_command(
         from pellucid.training.recipe import take_length
 
         output, model = replace(output, resume=True), replace(model, from_=None, revision="")
-        fields, length = take_length(fields, {})[0], dict.fromkeys(length)
+        fields, length = take_length(fields, length)
+        length.pop("minutes", None)  # what is left of them stands in the checkpoint
     check_before_reading(paths, model, output, recipe, fields, length)
+    kind = kind_to_train(model, output, recipe)
     if (training.processes or 1) > started_processes(training.processes):
-        from pellucid.training.parallel import launch
+        import torch
 
+        from pellucid.runs.launcher import check_cores, launch
+
+        if training.device == "cpu" or not torch.cuda.is_available():
+            check_cores(training.processes or 1, training.oversubscribe)
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // (training.processes or 1))))
         return launch(training.processes or 1, WORDS.get(), training.max_restarts)
 
     import pellucid
 
-    options: dict[str, Any] = {
-        "predictor": model.predictor,
-        "preset": model.preset,
-        "from_model": model.from_,
-        "revision": model.revision or None,
-        "trust": model.trust,
-        "recipe": recipe,
-        "mix": model.mix,
-        "opens_in": model.for_,
-        "fields": fields,
-        "out": output.out,
-        "resume": output.resume,
-        "explain": output.explain,
-    }
-    # which of them go together depends on the kind of model, so `train` checks that and the types cannot
-    run = pellucid.train(*paths, **options, **length, show=True)
-    return run.exit_code
+    of_any: dict[str, Any] = {"out": output.out, "resume": output.resume, "fields": fields, **length}
+    of_any |= {"trust": trust_of(model.trust), "check_text": input.check_text, "show": True}
+    if kind != "transformer":
+        return pellucid.train_predictor(*paths, kind=kind, **of_any).exit_code
+    return pellucid.train(
+        *paths,
+        preset=model.preset,
+        from_model=model.from_,
+        revision=model.revision or None,
+        recipe=recipe,
+        explain=output.explain,
+        **of_any,
+    ).exit_code
 
 
 def fields_of(input: TrainingTextOptions, model: ModelOptions, training: TrainingOptions) -> dict[str, Any]:
@@ -186,13 +196,14 @@ def fields_of(input: TrainingTextOptions, model: ModelOptions, training: Trainin
         "text.field": input.field,
         "text.format": input.format,
         "text.encoding": input.encoding,
+        "text.split_at": input.split_at,
         "text.include": ",".join(input.include) or None,
         "text.exclude": ",".join(input.exclude) or None,
         "text.skip_bad": "yes" if input.skip_bad else None,
         "text.drop_duplicates": "yes" if input.drop_duplicates else None,
         "text.licence": input.licence,
         "train.objective": model.objective,
-        "train.mix": model.mix if model.predictor in (None, "transformer") else None,
+        "train.mix": model.mix,
         "adapt.rank": model.lora,
         "train.seed": training.seed,
         "train.device": training.device,
@@ -219,6 +230,11 @@ def check_before_reading(
         raise OptionError("\n".join(f"{path}: there is no such file or folder" for path in missing))
     if model.revision and model.from_ is None:
         raise OptionError(f"--revision {model.revision} is of the model to start from: give --from, or leave it out")
+    tokenizers = [str(fields[name]) for name in ("tokenizer", "text.tokenizer") if name in fields]
+    if not (model.from_ or output.resume or recipe or any(Path(name).exists() for name in tokenizers)):
+        refuse_given(
+            ["--trust"], "--trust applies to --from, --resume, --recipe and --tokenizer PATH, and none is given"
+        )
     if output.resume:
         check_run(output.out)
         return  # the resumed run checks the other options
@@ -238,6 +254,25 @@ def check_before_reading(
         raise OptionError(f"--from takes the architecture of {model.from_}: leave out --preset {model.preset}")
     else:
         check_changes(changes, recipe, paths)
+
+
+def kind_to_train(model: ModelOptions, output: OutputOptions, recipe: Path | None) -> Any:
+    """What is trained, or was in the run that is resumed. Raises OptionError for options that it does not have."""
+    from pellucid.training.kinds import kind_of
+
+    kind = model.predictor or "transformer"
+    if output.resume and output.out is not None:
+        kind = kind_of(output.out)
+        if model.predictor not in (None, kind) or model.from_ is not None:
+            raise OptionError(
+                f"{output.out} is a {kind} with weights of its own: resume it without --predictor and --from"
+            )
+    if kind == "ngram" and model.mix is not None:
+        raise OptionError(f"--mix {model.mix} mixes a network with an n-gram, and ngram is one: leave it out")
+    of_transformers = {"preset": model.preset, "recipe": recipe, "from": model.from_, "explain": output.explain}
+    if kind != "transformer" and (not_here := [name for name, value in of_transformers.items() if value]):
+        raise OptionError(f"--{not_here[0]} applies to a transformer, not to --predictor {kind}: leave it out")
+    return kind
 
 
 def is_begun_again(out: Path | None) -> bool:

@@ -1,6 +1,6 @@
 """Beam search: find the likeliest texts instead of drawing random ones."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,9 @@ from pellucid.model import Transformer
 
 #: digits of log P (nats) that distinguish texts: adding the same terms in another order changes later digits
 DIGITS = 9
+
+#: the text of generated ids, of which they may be all, and whether it holds a stop string
+TextOf = Callable[[Sequence[int], bool], tuple[str, bool]]
 
 
 @dataclass(frozen=True)
@@ -88,13 +91,18 @@ def search_beams(
     n_allowed: int | None = None,
     sources: Sequence[Sequence[int]] | None = None,
     taps: TapFactory = NO_TAPS,
+    text_of: TextOf | None = None,
 ) -> BeamSearch:
     """The `n` best of the texts that `beams` beams find for every prompt   (Sutskever et al. 2014, section 3.2)
 
-    At every step the likeliest extensions are kept, as many as there are beams. A hypothesis that ends, by a stop id or
-    by its length, is complete and frees no beam. Complete texts are ordered by mean log P per token. Ties are ordered
-    by beam and then by id, so the result is deterministic; one beam is greedy decoding. The other options are those of
-    `generate_ids`. Raises GenerationError.
+    At every step the likeliest extensions are kept, as many as there are beams. A hypothesis that ends, by a stop id, a
+    stop string or its length, is complete and frees no beam, unless a better one has the same text. Complete texts are
+    ordered by mean log P per token. Ties are ordered by beam and then by id, so the result is deterministic; one beam
+    is greedy decoding. There are fewer than `n` texts where fewer different ones were found.
+
+    text_of   the text of a row's ids, without it every row of ids is a text of its own and there are no stop strings
+
+    The other options are those of `generate_ids`. Raises GenerationError.
     """
     check_readable(network)
     check_counts(network, max_tokens, n_allowed)
@@ -103,7 +111,7 @@ def search_beams(
     a = network.architecture
     prompt_ids = [check_prompt(prompt, k, a.n_vocab)[-a.n_ctx :] for k, prompt in enumerate(prompts)]
     alive = [Hypothesis(SequenceState(k, 0, 0, ids), 0.0) for k, ids in enumerate(prompt_ids)]
-    complete: list[list[Hypothesis]] = [[] for _ in prompt_ids]
+    complete: list[dict[object, Hypothesis]] = [{} for _ in prompt_ids]
     longest = max(map(len, prompt_ids), default=0) + max_tokens
     with evaluation_mode(network):
         encoded = read_sources(network, sources, len(prompts), taps.of_sources)
@@ -113,17 +121,22 @@ def search_beams(
                 break
             logits = reader.read([hypothesis.row for hypothesis in alive])[:, :n_allowed]
             alive, parents = _extend(alive, _log_probs(logits), complete, beams)
-            going = [k for k, hypothesis in enumerate(alive) if not _ends(hypothesis, stop_ids, length == max_tokens)]
-            for hypothesis in alive:
-                if hypothesis.row.finish_reason:
-                    complete[hypothesis.row.prompt].append(hypothesis)
+            going = []
+            for k, hypothesis in enumerate(alive):
+                text = _text_if_complete(hypothesis, stop_ids, length == max_tokens, text_of)
+                if text is None:
+                    going.append(k)
+                    continue
+                of_prompt = complete[hypothesis.row.prompt]
+                if text not in of_prompt or of_prompt[text].score < hypothesis.score:
+                    of_prompt[text] = hypothesis
             alive = [alive[k] for k in going]
             if alive:
                 reader.select([parents[k] for k in going])
     for hypothesis in alive:  # max_tokens is 0
         hypothesis.row.finish_reason = "length"
-        complete[hypothesis.row.prompt].append(hypothesis)
-    return BeamSearch([best for of_prompt in complete for best in _ranked(of_prompt)[:n]])
+        complete[hypothesis.row.prompt][()] = hypothesis
+    return BeamSearch([best for of_prompt in complete for best in _ranked(list(of_prompt.values()))[:n]])
 
 
 def _log_probs(logits: NextLogits) -> torch.Tensor:
@@ -134,7 +147,7 @@ def _log_probs(logits: NextLogits) -> torch.Tensor:
 
 
 def _extend(
-    alive: list[Hypothesis], log_probs: torch.Tensor, complete: list[list[Hypothesis]], beams: int
+    alive: list[Hypothesis], log_probs: torch.Tensor, complete: Sequence[Collection[object]], beams: int
 ) -> tuple[list[Hypothesis], list[int]]:
     """The likeliest extensions of every prompt's hypotheses, and the index in `alive` that each extends."""
     sums = log_probs + torch.tensor([[hypothesis.log_prob] for hypothesis in alive], dtype=torch.float64)
@@ -157,11 +170,15 @@ def _extend(
     return extended, parents
 
 
-def _ends(hypothesis: Hypothesis, stop_ids: Collection[int], full: bool) -> bool:
-    """Whether this text is complete; if so, its row gets its finish reason."""
+def _text_if_complete(hypothesis: Hypothesis, stop_ids: Collection[int], full: bool, text_of: TextOf | None) -> object:
+    """What tells a complete text from others, and its row gets its finish reason; None of one that goes on."""
     row = hypothesis.row
     row.finish_reason = "end" if row.generated[-1] in stop_ids else "length" if full else None
-    return row.finish_reason is not None
+    if text_of is None:
+        return tuple(row.generated) if row.finish_reason else None
+    text, is_stopped = text_of(row.generated, row.finish_reason is not None)
+    row.finish_reason = "stop" if is_stopped else row.finish_reason
+    return text if row.finish_reason else None
 
 
 def _ranked(hypotheses: list[Hypothesis]) -> list[Hypothesis]:

@@ -5,7 +5,7 @@ import weakref
 from typing import Literal, get_args
 
 from pellucid.generate import row_products
-from pellucid.generate.compiled_step import CompiledStep, NotCompiledError
+from pellucid.generate.compiled_step import CompiledStep, NotCompiledError, check_compilable
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.pack_weights import weights_state
 from pellucid.model import Transformer
@@ -15,7 +15,7 @@ from pellucid.runs.device import CLEAR_GAIN
 Compile = Literal["auto", "no", "yes"]
 
 #: Seconds that compiling the file takes, once for a machine; that listing a network's operations takes, for each block;
-#: and that a token takes less, at all and for each block: measured at widths 128 and 768 (docs/log.md)
+#: and that a token takes less, at all and for each block: measured at widths 128 and 768 (docs/experiments/decoding.md)
 COMPILING, LISTING_A_BLOCK, SAVED, SAVED_A_BLOCK = 5.0, 1e-3, 5e-4, 3e-4
 
 
@@ -26,6 +26,10 @@ _LISTED: "weakref.WeakKeyDictionary[Transformer, tuple[tuple[int, ...], Compiled
 
 def compiled_step(network: Transformer) -> CompiledStep | str:
     """The step of this network, or why there is none; the same one until the weights change."""
+    try:
+        check_compilable(network)  # at once, before all weights are read
+    except NotCompiledError as why:
+        return str(why)
     state = weights_state(network)
     if network not in _LISTED or _LISTED[network][0] != state:
         try:

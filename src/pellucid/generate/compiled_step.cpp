@@ -136,7 +136,7 @@ struct Append {  // q and k rotated for their position; k and v written behind t
 struct Attention {  // z_h = sum_j A_hj v_j,  A_h = softmax_j(cap(scale q_h . k_j) + bias_h(distance))
     const float* q;
     float *z, *scores;         // scores [head, position]
-    const float *bias, *sinks; // [head, distance] and [head], or null
+    const float* bias;         // [head, distance], or null
     Index layer, n_heads, n_kv_heads, d_head, n_ctx, window;  // window 0: all positions are read
     float scale, cap;                                         // cap 0: none
 
@@ -154,11 +154,10 @@ struct Attention {  // z_h = sum_j A_hj v_j,  A_h = softmax_j(cap(scale q_h . k_
             s[j] = cap ? cap * std::tanh(scale * s[j] / cap) : scale * s[j];
             s[j] += bias ? bias[h * n_ctx + n - 1 - j] : 0.0f;
         }
-        const float top = std::max(*std::max_element(s + first, s + n), sinks ? sinks[h] : s[first]);
+        const float top = *std::max_element(s + first, s + n);
         float total = 0.0f;
 #pragma omp simd reduction(+ : total)
         for (Index j = first; j < n; ++j) total += s[j] = exponential(s[j] - top);
-        total += sinks ? exponential(sinks[h] - top) : 0.0f;
         float* sum = z + h * d_head;
         std::fill_n(sum, d_head, 0.0f);
         for (Index j = first; j < n; ++j)
@@ -166,11 +165,10 @@ struct Attention {  // z_h = sum_j A_hj v_j,  A_h = softmax_j(cap(scale q_h . k_
     }
 };
 
-struct Activation {  // y = f(x), or f(min(x, limit)) (added + up cut to -limit ... limit)
+struct Activation {  // y = f(x), or f(x) up
     const float *x, *up;  // up is null where the MLP has no gate
     float* y;
     Index n;
-    float limit, added;
     int32_t f;  // a place in the list of `compiled_step.py`
 
     void run(const Text&, Team team) const {
@@ -190,8 +188,7 @@ struct Activation {  // y = f(x), or f(min(x, limit)) (added + up cut to -limit 
         if (!up)
             for (Index i = part.begin; i < part.end; ++i) y[i] = function(x[i]);
         else
-            for (Index i = part.begin; i < part.end; ++i)
-                y[i] = function(std::min(x[i], limit)) * (added + std::max(-limit, std::min(up[i], limit)));
+            for (Index i = part.begin; i < part.end; ++i) y[i] = function(x[i]) * up[i];
     }
 };
 

@@ -23,7 +23,7 @@ from pellucid.model import Cache, Transformer
 from pellucid.model.attention import MultiHeadAttention
 from pellucid.model.block import ParallelBlock, PostBlock, PreBlock, SharedBlock, Times
 from pellucid.model.embed import AffineUnembed, Unembed
-from pellucid.model.mlp import GatedMLP, LimitedGatedMLP, MixtureOfExperts, OneHiddenMLP, PlainMLP
+from pellucid.model.mlp import GatedMLP, MixtureOfExperts, OneHiddenMLP, PlainMLP
 from pellucid.model.norm import (
     Identity,
     LayerNorm,
@@ -57,8 +57,8 @@ def structure(name: str, pointers: str, counts: str = "", floats: str = "", inte
 Norm = structure("Norm", "x y gain bias", "n_groups width", "eps", "centred eps_outside")
 Product = structure("Product", "x y weights scales bias", "n_out n_in", "", "format")
 Append = structure("Append", "q k v cos sin", "layer n_heads n_kv_heads d_head n_planes", "", "pairs")
-Attention = structure("Attention", "q z scores bias sinks", "layer n_heads n_kv_heads d_head n_ctx window", "scale cap")
-Activation = structure("Activation", "x up y", "n", "limit added", "f")
+Attention = structure("Attention", "q z scores bias", "layer n_heads n_kv_heads d_head n_ctx window", "scale cap")
+Activation = structure("Activation", "x up y", "n", "", "f")
 Addition = structure("Addition", "x y", "n", "c")
 #: the numbers of operations in `compiled_step.cpp`
 OPERATIONS = (Norm, Product, Append, Attention, Activation, Addition)
@@ -181,10 +181,9 @@ class Program:
         heads = {"layer": layer, "n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_head": d}
         self.add(Append, q=q, k=k, v=v, **heads, **self.rotation(attn.rotary))
         z, scores = self.vector("z", n_heads * d), self.vector("scores", n_heads * a.n_ctx)
-        sinks = None if attn.sinks is None else attn.sinks.detach()
         numbers = {"n_ctx": a.n_ctx, "window": attn.mask.window, "scale": a.score_scale, "cap": a.attention.score_cap}
         bias = self.bias_by_distance(attn)
-        self.add(Attention, q=q, z=z, scores=scores, bias=bias, sinks=sinks, **heads, **numbers)
+        self.add(Attention, q=q, z=z, scores=scores, bias=bias, **heads, **numbers)
         return self.product(attn.out, z, self.vector("attention", a.d_model))
 
     def rotation(self, rotary: nn.Module) -> dict[str, Any]:
@@ -192,7 +191,7 @@ class Program:
         table = self.rotary_table
         if not isinstance(rotary, Rotary) or not isinstance(table, RotaryTable):
             return {}
-        cos, sin = (t[rotary.kind].contiguous() for t in table.values)
+        cos, sin = (t[rotary.kind].contiguous() for t in (table.short or table).values)
         return {"cos": cos, "sin": sin, "n_planes": cos.size(-1), "pairs": rotary.axis == -1}
 
     def bias_by_distance(self, attn: MultiHeadAttention) -> Tensor | None:
@@ -206,19 +205,18 @@ class Program:
         """What the MLP computes of x."""
         if isinstance(mlp, MixtureOfExperts):
             raise NotCompiledError("in a mixture of experts, which weights are read is known only once the token is")
-        if type(mlp) not in (PlainMLP, OneHiddenMLP, GatedMLP, LimitedGatedMLP):
+        if type(mlp) not in (PlainMLP, OneHiddenMLP, GatedMLP):
             raise NotCompiledError(f"its MLP is a {type(mlp).__name__}")
         assert isinstance(mlp, PlainMLP)
         f = ACTIVATIONS.index(self.architecture.mlp.activation)
-        numbers = {"limit": getattr(mlp, "limit", torch.inf), "added": getattr(mlp, "added", 0.0), "f": f}
         for number, up in enumerate(mlp.up):
             n = up.out_features if isinstance(up, nn.Linear) else self.architecture.d_ff
             y = self.product(up, x, self.vector(f"pre {number}", n), waits=False)
             if isinstance(mlp, GatedMLP):
                 gate = self.product(mlp.gate, x, self.vector("gate", n), waits=False)
-                self.add(Activation, x=gate, up=y, y=y, n=n, **numbers)
+                self.add(Activation, x=gate, up=y, y=y, n=n, f=f)
             else:
-                self.add(Activation, x=y, y=y, n=n, **numbers)
+                self.add(Activation, x=y, y=y, n=n, f=f)
             x = y
         return self.product(mlp.down, x, self.vector("mlp", self.architecture.d_model))
 
@@ -305,6 +303,8 @@ def list_operations(operations: Sequence[Any], waits: Sequence[bool]) -> "ctypes
 class CompiledStep:
     """Reads one more token of a text with a cache, by the weights that the network has now.
 
+    Where longrope has other frequencies for longer texts, it reads texts of up to `Architecture.frequency_border`.
+
     Raises NotCompiledError for a network that has other parts than `compiled_step.cpp` computes, and where there is no
     C++ compiler.
     """
@@ -328,7 +328,8 @@ class CompiledStep:
 
         Raises ValueError where the cache is full, or is not that of a single text in float32.
         """
-        position, store, n_ctx = cache.length if position is None else position, cache.store, self.architecture.n_ctx
+        position, store = cache.length if position is None else position, cache.store
+        n_ctx = self.architecture.frequency_border or self.architecture.n_ctx
         if store.size(2) != 1 or store.dtype != torch.float32 or store.stride()[3:] != self.strides(cache):
             raise ValueError(f"a cache of {store.size(2)} texts in {store.dtype}: expected one text in float32")
         if cache.length >= cache.capacity or not 0 <= position < n_ctx or position > cache.length:
@@ -382,7 +383,8 @@ class CompiledReader(CachedReader):
         """The logits of the row's next token."""
         n_prompt, n_tokens = len(rows[0].given), len(rows[0].given) + len(rows[0].generated)
         start = window_start(n_prompt, n_tokens, self.n_ctx)
-        if self.cache is None or start != self.starts[0]:
+        border = self.compiled.architecture.frequency_border
+        if self.cache is None or start != self.starts[0] or (border and n_tokens - start > border):
             return super().read(rows)
         self.lengths = [n_tokens - start]
         return self.compiled(rows[0].generated[-1], self.cache)

@@ -8,8 +8,7 @@ from typing import Protocol
 from torch import nn
 
 from pellucid.generate.compiled_step import CompiledReader, CompiledStep
-from pellucid.generate.cuda_graphs import GraphedReader, has_fixed_shapes
-from pellucid.generate.encoder_inputs import NO_SOURCES, NoSources, read_sources
+from pellucid.generate.encoder_inputs import NoSources, read_sources
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import (
     NO_TAPS,
@@ -22,11 +21,7 @@ from pellucid.generate.readers import (
     evaluation_mode,
 )
 from pellucid.generate.sampling import Sampling, choose_tokens, uniform
-from pellucid.generate.speculation import SpeculatingReader
 from pellucid.model import Transformer
-
-#: devices on which a step can be recorded and replayed (`pellucid.generate.cuda_graphs`)
-RECORDED = frozenset({"cuda"})
 
 
 @dataclass(frozen=True)
@@ -135,44 +130,12 @@ def make_reader(
     sources: NoSources,
     taps: TapFactory,
     cache: bool,
-    speculate: int,
     step: CompiledStep | None = None,
-    cuda_graphs: bool = False,
 ) -> CachedReader | RecomputingReader:
-    """The reader for these options. Raises GenerationError if guesses have no cache, if taps would see them, or if
-    steps cannot be recorded that are to be.
-    """
-    if cuda_graphs:
-        check_recordable(network, sources, taps, cache, speculate)
-        return GraphedReader(network, longest)
+    """The reader for these options."""
     if step is not None:
         return CompiledReader(network, longest, step)
-    if isinstance(speculate, bool) or not isinstance(speculate, int) or speculate < 0:
-        raise GenerationError(f"speculate = {speculate!r}: expected how many tokens to guess at once, or 0")
-    if speculate and not cache:
-        raise GenerationError(f"speculate = {speculate} without a cache: guessed tokens need the cache; leave it on")
-    if speculate and taps is not NO_TAPS:
-        raise GenerationError(
-            f"speculate = {speculate} reads guessed tokens that may be dropped, but taps would record them: set it to 0"
-        )
-    if speculate:
-        return SpeculatingReader(network, longest, sources, speculate)
     return CachedReader(network, longest, sources, taps) if cache else RecomputingReader(network, sources, taps)
-
-
-def check_recordable(network: Transformer, sources: NoSources, taps: TapFactory, cache: bool, speculate: int) -> None:
-    """Raise GenerationError, saying why, if the steps of these options cannot be recorded as a CUDA graph."""
-    device, is_fixed = network.embed.token.weight.device.type, has_fixed_shapes(network)
-    reasons = {
-        f"the network is on {device}: it must be on a GPU": device not in RECORDED,
-        "the network has an encoder, experts, n-grams, or masks that depend on a distance": not is_fixed,
-        "the source is read in every step: leave it out": sources is not NO_SOURCES,
-        "taps and edits need each operation by itself: leave them out": taps is not NO_TAPS,
-        "a recorded step needs the cache: leave it on": not cache,
-        f"speculate = {speculate} reads several tokens at once: set it to 0": bool(speculate),
-    }
-    if reason := next((reason for reason, applies in reasons.items() if applies), ""):
-        raise GenerationError(f"steps cannot be recorded as a CUDA graph, since {reason}")
 
 
 def generate_ids(
@@ -188,9 +151,7 @@ def generate_ids(
     n_allowed: int | None = None,
     sources: Sequence[Sequence[int]] | None = None,
     taps: TapFactory = NO_TAPS,
-    speculate: int = 0,
     step: CompiledStep | None = None,
-    cuda_graphs: bool = False,
 ) -> Decoding:
     """Continue every prompt by up to `max_tokens` ids, step by step.
 
@@ -205,11 +166,8 @@ def generate_ids(
                 chosen
     sources     for a network with an encoder: the ids that it reads once for each prompt
     taps        makes the tap of every call, given the positions of its columns
-    speculate   the largest number of tokens that a pass guesses while a single row continues
-                (`SpeculatingReader`); it changes no token
-    step        of this network, compiled (`step_for`): it reads further tokens of a single text without taps,
-                speculation and sources, with the cache
-    cuda_graphs  whether a step on a GPU is recorded and replayed (`pellucid.generate.cuda_graphs`, which was never run)
+    step        of this network, compiled (`step_for`): it reads further tokens of a single text without taps and
+                sources, with the cache
 
     The result iterates over `DecodeStep`s, and its `rows` hold the generated ids. A network with attention.mask =
     prefix reads its prompt as the prefix. Texts that outgrow the context continue in a moving window (`window_start`).
@@ -226,7 +184,7 @@ def generate_ids(
     with evaluation_mode(network):
         encoded = read_sources(network, sources, len(prompts), taps.of_sources)
     longest = max((len(row.given) for row in rows), default=0) + max_tokens
-    reader = make_reader(network, longest, encoded, taps, cache, speculate, step, cuda_graphs)
+    reader = make_reader(network, longest, encoded, taps, cache, step)
     return Decoding(
         network, reader, rows, max_tokens=max_tokens, sampling=sampling, stop_ids=stop_ids, n_allowed=n_allowed
     )

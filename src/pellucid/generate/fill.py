@@ -8,6 +8,7 @@ from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import evaluation_mode
 from pellucid.model import Transformer
 from pellucid.model.embed import NoReadout
+from pellucid.model.float64 import in_float64
 from pellucid.text.tokenizers.base import BLANK, MASK, Tokenizer
 
 
@@ -47,8 +48,8 @@ def fill(network: Transformer, tokenizer: Tokenizer, text: str, *, top: int = 5)
     n_known = min(a.n_vocab, tokenizer.n_vocab)
     special = sorted({i for i in tokenizer.special.values() if i < n_known})
     with evaluation_mode(network):
-        logits = network(tokens)[0, tokens[0] == tokenizer.mask, :n_known].double()
-        logits = logits.index_fill(1, torch.tensor(special, device=tokens.device), -torch.inf)
+        logits = in_float64(network(tokens)[0, tokens[0] == tokenizer.mask, :n_known])
+        logits = logits.index_fill(1, torch.tensor(special, device=logits.device), -torch.inf)
         likeliest = logits.softmax(-1).topk(min(top, n_known - len(special)))
     return [
         Filling([tokenizer.token_str(i) for i in row.tolist()], p.tolist())

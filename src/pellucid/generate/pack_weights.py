@@ -2,7 +2,7 @@
 
 When one token is generated at a time, every product is a matrix times one vector, and its time is that of reading the
 matrix from memory. This module chooses the memory layout and the number of bits of the matrices. The forward pass is
-the network's own, with packed products in place of its linear maps. docs/log.md has the measurements.
+the network's own, with packed products in place of its linear maps. docs/experiments/decoding.md has the measurements.
 """
 
 import copy
@@ -19,6 +19,7 @@ from pellucid.generate.packed_linear import PRODUCTS, available, why_unavailable
 from pellucid.model import Transformer
 from pellucid.model.attention import MultiHeadAttention
 from pellucid.model.cache import NO_CACHE, NoCache
+from pellucid.model.fingerprint import checksum
 from pellucid.model.shapes import Encoded, NewKeys, Queries, Stream
 
 #: loaded: as they are; auto: float32 weights are read by compiled products where they lie, or packed where that saves
@@ -90,7 +91,7 @@ class PackedAttention(MultiHeadAttention):
         self.qkv, self.out = qkv, attention.out
         self.query_norm, self.key_norm, self.rotary = attention.query_norm, attention.key_norm, attention.rotary
         self.mask, self.explicit, self.fused = attention.mask, attention.explicit, attention.fused
-        self.sinks, self.kernel = attention.sinks, attention.kernel
+        self.kernel = attention.kernel
 
     def project_qkv(self, x: Stream, y: Encoded, cache: NoCache = NO_CACHE) -> tuple[Queries, NewKeys, NewKeys]:
         """Queries, keys and values of x; y is x, since this is self-attention."""
@@ -154,12 +155,12 @@ _KEPT: "weakref.WeakKeyDictionary[Transformer, dict[str, tuple[tuple[int, ...], 
 
 
 def weights_state(network: Transformer) -> tuple[int, ...]:
-    """What changes where a weight moves or changes: addresses, and versions where they are counted.
+    """What changes where a weight moves or changes, through `.data` too: addresses, and checksums of the bits.
 
-    PyTorch does not count what is written through `.data`.
+    It reads all weights once, in one thread: about as long as an ordinary step of float32 weights takes there.
     """
     tensors = [*network.parameters(), *network.buffers()]
-    return *(t.data_ptr() for t in tensors), *(t._version for t in tensors if not t.is_inference())
+    return *(t.data_ptr() for t in tensors), *map(checksum, tensors)
 
 
 def packed_network(network: Transformer, weights: str) -> PackedNetwork:

@@ -22,7 +22,7 @@ Vector = Float[Tensor, " n_out"]
 class AsLoaded(nn.Module):
     """W in float32 where it lies, without a copy: a few rows are multiplied by compiled code, more by PyTorch."""
 
-    #: with more rows PyTorch's product takes no longer (docs/log.md)
+    #: with more rows PyTorch's product takes no longer (docs/experiments/decoding.md)
     most_rows = 64
 
     def __init__(self, weight: Matrix, bias: Vector | None):

@@ -6,7 +6,7 @@ tests the arithmetic. Rows of different lengths are padded on the left in one ca
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,7 @@ from pellucid.generate.encoder_inputs import NO_SOURCES, NoSources
 from pellucid.generate.errors import GenerationError
 from pellucid.model import OFF, Cache, Tap, Transformer
 from pellucid.model.embed import NoReadout
-from pellucid.model.modes import in_evaluation_mode
+from pellucid.model.modes import kept_in_evaluation_mode
 
 NextLogits = Float[Tensor, "rows n_vocab"]
 
@@ -54,7 +54,7 @@ class SequenceState:
 @contextmanager
 def evaluation_mode(network: nn.Module) -> Iterator[None]:
     """Run without gradients and without dropout, and restore the training mode."""
-    with in_evaluation_mode(network) if network.training else nullcontext(), torch.inference_mode():
+    with kept_in_evaluation_mode(network), torch.inference_mode():
         yield
 
 
@@ -112,7 +112,8 @@ class RecomputingReader:
 
 
 class CachedReader:
-    """Keeps all windows in one preallocated cache; a row whose window moves is read again by itself.
+    """Keeps all windows in one preallocated cache; a row whose window moves is read again by itself, and so is one
+    that outgrows the texts of its frequencies (`Architecture.frequency_border`).
 
     capacity   columns of the cache: n_ctx // 2 more than the context where texts outgrow it, so that
                rows that outgrow it at different times seldom require moving all columns to the left
@@ -131,7 +132,12 @@ class CachedReader:
         """The logits of each row's next token; since the last call every row has grown by one token."""
         windows = [row.window(self.n_ctx) for row in rows]
         prefixes = [prefix_length(self.network, row, start) for row, (start, _) in zip(rows, windows, strict=True)]
-        moved = [r for r, (start, _) in enumerate(windows) if self.cache is None or start != self.starts[r]]
+        border = self.network.architecture.frequency_border
+        moved = [
+            r
+            for r, (start, tokens) in enumerate(windows)
+            if self.cache is None or start != self.starts[r] or (border and self.lengths[r] <= border < len(tokens))
+        ]
         self.starts = [start for start, _ in windows]
         new, prompts = [tokens for _, tokens in windows], [row.prompt for row in rows]
         if len(moved) == len(rows):
@@ -139,7 +145,9 @@ class CachedReader:
             self.lengths = [len(tokens) for tokens in new]
             return self.fill(self.cache, windows, prefixes, prompts)
         self.make_room([len(new[r]) - 1 if r in moved else length for r, length in enumerate(self.lengths)])
-        logits = self.step([tokens[-1] for tokens in new], prompts)
+        # a row that is about to be read again takes position 0 here, and its result is discarded
+        places = [0 if r in moved else n for r, n in enumerate(self.lengths)]
+        logits = self.step([tokens[-1] for tokens in new], places, prompts)
         self.lengths = [len(tokens) for tokens in new]
         if moved:
             some = [windows[r] for r in moved], [prefixes[r] for r in moved], [prompts[r] for r in moved]
@@ -174,12 +182,11 @@ class CachedReader:
         given["tap"] = self.taps.of(prompts, [start for start, _ in windows], lengths, width, width)
         return last_logits(self.network, tokens, positions=positions, mask=mask, cache=cache, **given)
 
-    def step(self, tokens: Sequence[int], prompts: Sequence[int]) -> NextLogits:
-        """Read one more token of every row."""
+    def step(self, tokens: Sequence[int], places: Sequence[int], prompts: Sequence[int]) -> NextLogits:
+        """Read one more token of every row, at these positions."""
         assert self.cache is not None
         device, width = self.cache.store.device, self.cache.length
-        # a row that is about to be read again has no position left; its result here is discarded
-        positions = torch.tensor([[min(n, self.n_ctx - 1)] for n in self.lengths], device=device)
+        positions = torch.tensor([[place] for place in places], device=device)
         mask = None
         if any(n < width for n in self.lengths):
             starts = torch.tensor([width - n for n in self.lengths], device=device)

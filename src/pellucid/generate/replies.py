@@ -1,5 +1,6 @@
 """Answer in a conversation: read its messages through a chat template, and generate until the template's end marker."""
 
+import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -13,11 +14,14 @@ from pellucid.generate.pack_weights import network_for
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.text import DrawOptions
 from pellucid.model import Transformer
+from pellucid.model.float64 import in_float64
 from pellucid.text.chat_template import ChatError, ChatTemplate
 from pellucid.text.tokenizers.base import Tokenizer
 
 #: the temperature of answers, as of other generated text
 TEMPERATURE = 0.8
+#: the part of the context that is kept free for an answer, at most
+ROOM = 0.25
 
 
 class ReplyOptions(DrawOptions, total=False):
@@ -92,7 +96,7 @@ def reply_pieces(decoding: Decoding, tokenizer: Tokenizer) -> Iterator[ReplyPiec
     stream = tokenizer.stream()
     for step in decoding:
         token, reason = step.tokens[0], step.rows[0].finish_reason or ""
-        surprisal = -torch.log_softmax(step.logits[0].double(), 0)[token].item()
+        surprisal = -torch.log_softmax(in_float64(step.logits[0]), 0)[token].item()
         # an end may be a token of text too, where a model's files name it
         text = ("" if token in tokenizer.ends else stream.push(token)) + (stream.finish() if reason else "")
         yield ReplyPiece(text, token, surprisal, reason)
@@ -115,7 +119,17 @@ def recent_messages(template: ChatTemplate, tokenizer: Tokenizer, messages: Mess
     """
     n_system = next((i for i, message in enumerate(messages) if message["role"] == "user"), 0)
     opening, rest = list(messages[:n_system]), list(messages[n_system:])
-    while len(rest) > 1 and len(template.encode([*opening, *rest], tokenizer)) > n_tokens:
-        following = [i for i, message in enumerate(rest) if i and message["role"] == "user"]
-        rest = rest[following[0] if following else len(rest) - 1 :]
-    return [*opening, *rest]
+    starts = sorted({0, *(i for i, message in enumerate(rest) if message["role"] == "user"), len(rest) - 1})
+
+    def is_short(start: int) -> bool:
+        return len(template.encode([*opening, *rest[start:]], tokenizer)) <= n_tokens
+
+    # the fewer turns, the shorter: a search in halves renders a long conversation a few times
+    last = len(starts) - 1
+    first = 0 if not last or is_short(0) else bisect.bisect_left(starts, True, 1, last, key=is_short)
+    return [*opening, *rest[starts[first] :]]
+
+
+def room_for_reply(n_ctx: int, max_tokens: int | None) -> int:
+    """The tokens of the context that are kept free for an answer where early turns can be left out for it."""
+    return min(n_ctx if max_tokens is None else max_tokens, int(ROOM * n_ctx))

@@ -1,7 +1,8 @@
 """Products whose weights take four bytes, one, or half a byte, by a file of C++ that is compiled once for this machine.
 
-PyTorch's own products with few bits a weight either round their inputs or read two bytes a weight (docs/log.md). Where
-there is no C++ compiler, or none that knows OpenMP, `why_not_compiled` says so and other products are used.
+PyTorch's own products with few bits a weight either round their inputs or read two bytes a weight
+(docs/experiments/decoding.md). Where there is no C++ compiler, or none that knows OpenMP, `why_not_compiled` says so
+and other products are used.
 """
 
 from pathlib import Path

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pellucid.generate.errors import GenerationError, LogitsError
+from pellucid.model.float64 import in_float64
 
 Scores = Float[Tensor, "rows n_vocab"]
 
@@ -113,7 +114,7 @@ def choose_tokens(
         # the largest is the largest in float64 too, and a copy of all logits takes longer than finding it
         return allowed.argmax(-1)
     empty = [()] * len(allowed)
-    x = penalise(_wide(allowed), sampling, prompts or empty, generated or empty)
+    x = penalise(in_float64(allowed), sampling, prompts or empty, generated or empty)
     if sampling.greedy:
         return x.argmax(-1)
     if numbers is None:
@@ -142,7 +143,7 @@ def penalise(
 
 def probabilities(logits: Scores, sampling: Sampling) -> Scores:
     """The distribution that is drawn from, float64: temperature (> 0), then top-k, top-p and min-p."""
-    x = _wide(logits)
+    x = in_float64(logits.detach())
     # subtract the largest first: a small temperature would overflow
     x = (x - x.amax(-1, keepdim=True)).div_(sampling.temperature)
     x = keep_top_k(x, int(sampling.top_k)) if sampling.top_k else x
@@ -168,9 +169,16 @@ def keep_top_p(p: Scores, mass: float) -> Scores:
     falling = p.topk(min(SHORT, p.size(-1)), dim=-1).values
     if (falling.sum(-1) < mass).any():
         falling = p.sort(dim=-1, descending=True).values
-    before = falling.cumsum(-1) - falling
+    before = cumulative_sums(falling) - falling
     k = (before < mass).sum(-1, keepdim=True).clamp(min=1)
     return p.masked_fill(~_largest(p, k, falling.gather(-1, k - 1)), 0)
+
+
+def cumulative_sums(p: Scores) -> Scores:
+    """p_1, p_1 + p_2, ...; on the CPU where algorithms are to be deterministic, which CUDA has none for."""
+    if p.is_cuda and torch.are_deterministic_algorithms_enabled():
+        return p.cpu().cumsum(-1).to(p.device)
+    return p.cumsum(-1)
 
 
 #: how many of the likeliest tokens are tried first: usually they reach the mass
@@ -189,18 +197,10 @@ def _largest(x: Scores, k: int | Tensor, kth: Tensor) -> Bool[Tensor, "rows n_vo
 
 def draw_tokens(p: Scores, numbers: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
     """The first id whose cumulative probability exceeds the row's number; never an id of probability 0."""
-    if p.is_cuda and torch.are_deterministic_algorithms_enabled():  # on CUDA no cumulative sum is deterministic
-        return draw_tokens(p.cpu(), numbers.cpu()).to(p.device)
-    cumulative = p.cumsum(-1)
+    cumulative = cumulative_sums(p)
     # the number is at most 1 - 2^-53, so it stays below the total even after rounding
     reached = numbers[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, reached, right=True)[:, 0]
-
-
-def _wide(logits: Tensor) -> Tensor:
-    """Float64, computed on the CPU if the device does not support it (Apple's)."""
-    logits = logits.detach()
-    return (logits.cpu() if logits.device.type == "mps" else logits).double()
 
 
 def _counts(like: Scores, tokens: Sequence[Sequence[int]]) -> Scores:

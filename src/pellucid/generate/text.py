@@ -2,9 +2,10 @@
 
 import secrets
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
+from functools import partial
+from typing import Any, TypedDict, Unpack
 
 from pellucid.generate.beams import BeamSearch, search_beams
 from pellucid.generate.choose_step import step_for
@@ -84,8 +85,6 @@ class GenerateOptions(DrawOptions, total=False):
     cache: bool
     weights: str
     compile: str
-    cuda_graphs: bool
-    speculate: int
     report: Callable[[str], object] | None
 
 
@@ -131,8 +130,6 @@ def stream_generate(
     taps: TapFactory = NO_TAPS,
     weights: str = "auto",
     compile: str = "auto",
-    cuda_graphs: bool = False,
-    speculate: int = 0,
     report: Callable[[str], object] | None = None,
 ) -> Iterator[TextPiece]:
     """Continue prompts piece by piece, all of them together. Closing the iterator stops the work.
@@ -145,7 +142,8 @@ def stream_generate(
                    source the default is 0
     stop           strings that end a text where they occur in it, however they are tokenized; they are not shown
     seed           None draws one, which the results report
-    n              how many samples of every prompt; with beams, the n best texts, the best first
+    n              how many samples of every prompt; with beams, the n best different texts that were found, the best
+                   first
     beams          0 draws samples; k > 0 searches for the likeliest text with k beams (`search_beams`), which is
                    deterministic and excludes the options from temperature to seed
     cache          False recomputes every step: slower, same result
@@ -156,10 +154,6 @@ def stream_generate(
                    For float32 networks on the CPU (`pellucid.generate.pack_weights`)
     compile        whether further tokens of a single text are read by compiled code on the CPU: yes, no, or auto where
                    max_tokens are enough for it to pay. Logits agree to rounding (`pellucid.generate.compiled_step`)
-    cuda_graphs    record a step on a GPU and replay it for every token. It was never run, because no GPU was available
-                   (`pellucid.generate.cuda_graphs`)
-    speculate      guess up to this many tokens at once from what followed the same words before, while a single
-                   text continues; the text is the same (`pellucid.generate.speculation`)
     report         called with a sentence that names the weights in use and their rounding error, and one that says
                    whether the step is compiled
 
@@ -179,6 +173,7 @@ def stream_generate(
         presence_penalty=presence_penalty,
     )
     check_numbers(n, beams, sampling, seed)
+    stops = [stop] if isinstance(stop, str) else list(stop)
     texts, sources = paired(prompts, source)
     encoded = encode_prompts(tokenizer, texts, sources)
     options = {
@@ -192,29 +187,33 @@ def stream_generate(
     }
     # taps and edits work on the network as it was loaded
     network, said = network_for(network, weights if taps is NO_TAPS else looked_at(weights), max_tokens)
-    obstacle = what_needs_eager(len(texts) * n, beams, cache, taps, speculate)
+    obstacle = what_needs_eager(len(texts) * n, beams, cache, taps)
     step, compiled = step_for(network, compile, max_tokens, obstacle)
     if report is not None:
         report(said)
         report(compiled)
     if beams:
-        if cuda_graphs:
-            raise GenerationError(f"cuda_graphs and beams = {beams}: beams read other rows in each step: leave one out")
-        if speculate:
-            raise GenerationError(
-                f"speculate = {speculate} guesses for a single text, but beams = {beams} follow several: set "
-                "one of them to 0"
-            )
-        decoding = search_beams(network, encoded, beams=beams, n=n, **options)
+        decoding = search_beams(
+            network, encoded, beams=beams, n=n, text_of=partial(text_of, tokenizer, stops), **options
+        )
     else:
         seeds = secrets.randbits(32) if seed is None else seed
-        options |= {"sampling": sampling, "seeds": seeds, "samples": range(n), "speculate": speculate, "step": step}
-        options |= {"cuda_graphs": cuda_graphs}
+        options |= {"sampling": sampling, "seeds": seeds, "samples": range(n), "step": step}
         decoding = generate_ids(network, encoded, **options)
     warn_of_cut(encoded, network.architecture.n_ctx)
-    stops = [stop] if isinstance(stop, str) else list(stop)
     writers = [Writer(row, texts[row.prompt], encoded[row.prompt], tokenizer, stops) for row in decoding.rows]
     return pieces(decoding, writers)
+
+
+def check_single(prompt: object, options: Mapping[str, Any]) -> None:
+    """Raise GenerationError where the options of `generate`, which returns one text, ask for several."""
+    several = {
+        f"n = {options.get('n')!r}": options.get("n", 1) != 1,
+        f"{type(prompt).__name__} as the prompt": not isinstance(prompt, str),
+        "several sources": not isinstance(options.get("source"), str | None),
+    }
+    if asked := next((what for what, applies in several.items() if applies), ""):
+        raise GenerationError(f"{asked}: generate returns one text of one prompt; use generate_many")
 
 
 def looked_at(weights: str) -> str:
@@ -226,12 +225,11 @@ def looked_at(weights: str) -> str:
     return "loaded"
 
 
-def what_needs_eager(n_texts: int, beams: int, cache: bool, taps: TapFactory, speculate: int) -> str:
+def what_needs_eager(n_texts: int, beams: int, cache: bool, taps: TapFactory) -> str:
     """Why these options need steps that are not compiled, "" if they do not."""
     reasons = {
         f"it reads a single text and {n_texts} are generated together": n_texts != 1,
         f"beams = {beams} follows several texts": beams > 0,
-        f"speculate = {speculate} reads several tokens at once": speculate > 0,
         "there is no cache": not cache,
         "taps and edits need each operation by itself": taps is not NO_TAPS,
     }
@@ -290,6 +288,20 @@ def pieces(decoding: Decoding | BeamSearch, writers: "list[Writer]") -> Iterator
                 decoding.stop(row)
             if shown or row.finish_reason:
                 yield writer.piece(shown)
+
+
+def text_of(tokenizer: Tokenizer, stops: Sequence[str], ids: Sequence[int], is_all: bool) -> tuple[str, bool]:
+    """What a `Writer` shows of these ids, which may be all of a text, and whether it holds a stop string.
+
+    Of a text that goes on, nothing is decoded where no string could end it.
+    """
+    if not is_all and not stops:
+        return "", False
+    stream, strings = tokenizer.stream(), StopStrings(stops)
+    text = strings.push("".join(stream.push(i) for i in ids if i not in tokenizer.ends))
+    if is_all and not strings.stopped:
+        text += strings.push(stream.finish()) + strings.finish()
+    return text, strings.stopped
 
 
 class Writer:

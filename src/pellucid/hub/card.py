@@ -5,11 +5,28 @@ tested.
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pellucid.architecture import Architecture, field_options
 from pellucid.hub.own_code import auto_classes
 from pellucid.parameter_counts import count_active_parameters, count_parameters
 from pellucid.runs.metrics import predicted_tokens
+from pellucid.text.sanitize import sanitize
 
+#: the names of licences that the hub knows (huggingface.co/docs/hub/repositories-licenses)
+HUB_LICENCES = frozenset(
+    """
+    apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m
+    afl-3.0 artistic-2.0 bsl-1.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear c-uda cc cc0-1.0 cc-by-2.0 cc-by-2.5
+    cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nd-4.0 cc-by-nc-nd-3.0
+    cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cdla-sharing-1.0 cdla-permissive-1.0
+    cdla-permissive-2.0 wtfpl ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 eupl-1.2 agpl-3.0 gfdl gpl gpl-2.0 gpl-3.0
+    lgpl lgpl-2.1 lgpl-3.0 isc h-research intel-research lppl-1.3c ms-pl apple-ascl apple-amlr mpl-2.0 odc-by odbl
+    openmdw-1.0 openrail++ osl-3.0 postgresql ofl-1.1 ncsa unlicense zlib pddl lgpl-lr deepfloyd-if-license
+    fair-noncommercial-research-license llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 grok2-community gemma unknown
+    other
+    """.split()  # noqa: SIM905 (a list would have a line for each)
+)
 #: stated on every card, because it is true of every conversion
 UNTESTED = (
     "behaviour on any task: only losses on held-out text of the same source, where they are stated above",
@@ -29,18 +46,26 @@ def write_card(
 ) -> Path:
     """Write README.md with the hub's metadata at the top.
 
-    about  may hold source, notes, data, recipe, training and losses, and part_measured, the number of held-out tokens
-           that the held-out losses are over where it is not all of them
+    about  may hold source, notes, data, recipe, training and losses; base_model, the name on the hub of the model that
+           merged adapters change, or base_folder, the name of its folder; and part_measured, the number of held-out
+           tokens that the held-out losses are over where it is not all of them
     code   whether transformers opens the folder with code in it
     """
-    library = {"huggingface": "transformers"}.get(layout, layout)
-    front = ["---", f"library_name: {library}", f"license: {licence or 'unknown'}", "tags: [pellucid]"]
+    front: dict[str, Any] = {"library_name": {"huggingface": "transformers"}.get(layout, layout)}
+    front |= licence_entries(licence)
+    if base := about.get("base_model"):
+        front["base_model"] = base
+    front["tags"] = ["pellucid"]
     if a.attention.mask == "causal" and a.encoder is None:
-        front.append("pipeline_tag: text-generation")
-    lines = [*front, "---", "", f"# {Path(str(about.get('source', 'model'))).name}", ""]
+        front["pipeline_tag"] = "text-generation"
+    head = yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip("\n")
+    lines = ["---", head, "---", "", f"# {Path(str(about.get('source', 'model'))).name}", ""]
     lines += [f"Written by Pellucid from `{about.get('source', 'a model in memory')}`.", ""]
+    if base := about.get("base_folder"):
+        lines += [f"It is the model of the folder `{base}`, with low-rank adapters merged into it.", ""]
     lines += [*(f"- {said}" for said in (parity, *about.get("notes", ()))), ""]
-    lines += ["## How to open it", "", *_how_to_open(a, layout, code), ""]
+    has_tokenizer = any((folder / name).exists() for name in ("tokenizer_config.json", "tokenizer.json"))
+    lines += ["## How to open it", "", *_how_to_open(a, layout, code, has_tokenizer), ""]
     lines += ["## Architecture", "", *_architecture(a), ""]
     losses = [f"- {LOSSES.get(n, n)}: {v:.4f}" for n, v in about.get("losses", {}).items()]
     if part := about.get("part_measured"):
@@ -52,8 +77,17 @@ def write_card(
     lines += ["## Not tested", "", *(f"- {what}" for what in UNTESTED), ""]
     lines += ["## Licence", "", licence or "Not stated by the author of this folder.", ""]
     path = folder / "README.md"
-    path.write_text("\n".join(lines), encoding="utf-8", newline="\n")
+    # names of files need not be UTF-8
+    path.write_text(sanitize("\n".join(lines)), encoding="utf-8", newline="\n")
     return path
+
+
+def licence_entries(licence: str | None) -> dict[str, str]:
+    """The hub's entries for a licence: one of the names that it knows, or `other` with the text as its name."""
+    if licence is None:
+        return {"license": "unknown"}
+    known = licence.strip().lower()
+    return {"license": known} if known in HUB_LICENCES else {"license": "other", "license_name": licence}
 
 
 #: the metrics of a run, by their names in metrics.jsonl
@@ -64,7 +98,7 @@ LOSSES = {
 }
 
 
-def _how_to_open(a: Architecture, layout: str, code: bool) -> list[str]:
+def _how_to_open(a: Architecture, layout: str, code: bool, has_tokenizer: bool) -> list[str]:
     """The lines of Python that open the folder, and the packages they need."""
     if layout != "huggingface":
         python = ["from loader import load  # loader.py of this folder", "", 'network = load("FOLDER")']
@@ -72,11 +106,12 @@ def _how_to_open(a: Architecture, layout: str, code: bool) -> list[str]:
     auto = list(auto_classes(a))[-1]
     trusted = ", trust_remote_code=True" if code else ""
     python = [
-        f"from transformers import {auto}, AutoTokenizer",
+        f"from transformers import {auto}{', AutoTokenizer' if has_tokenizer else ''}",
         "",
         f'model = {auto}.from_pretrained("FOLDER"{trusted})',
-        f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trusted})',
     ]
+    if has_tokenizer:
+        python.append(f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trusted})')
     why = (
         "transformers (5 or newer) runs modeling_pellucid.py of this folder, which Pellucid wrote from its own source. "
         'It needs torch and no other package. `pellucid.load("FOLDER")` reads the configuration and the weights, and '
@@ -155,7 +190,7 @@ def _steps(training: dict[str, Any], recipe: dict[str, Any]) -> str:
     taken, last = training["steps"], training["last_step"]
     said = f"{taken:,}"
     said += f" (this checkpoint; the run went to step {last:,})" if last > taken else ""
-    planned = recipe["segments"][-1][1] if recipe.get("segments") else recipe["train"]["steps"]
+    planned = recipe["decay"][1] if recipe.get("decay") else recipe.get("planned") or recipe["train"]["steps"]
     said += f", of {planned:,} planned" if last < planned else ""
     over = training.get("passed_over")
     return said + (f"; {over:,} of them were skipped, because their loss or gradient was not finite" if over else "")

@@ -7,18 +7,17 @@ from typing import Any
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.hub.families import FamilyError, LazyStateDict, architecture_of, value_at
-from pellucid.hub.files import FolderError
+from pellucid.hub.canonical_fields import value_at
+from pellucid.hub.families import FamilyError, LazyStateDict, architecture_of
 from pellucid.hub.own_code import architecture_in, is_own
 from pellucid.hub.tables import FAMILIES, Family
 from pellucid.hub.tables.entries import BOUNDS, LARGEST, shown
-from pellucid.parameter_counts import count_parameters
+from pellucid.model_names import FolderError
+from pellucid.parameter_counts import count_parameters, oversized_table
 
 LONGEST_LIST, LONGEST_NGRAM = 1 << 14, 1 << 10
 #: how many times the numbers in the files an architecture may need for a missing tensor to be looked for
 LARGEST_SURPLUS = 2
-#: limit on the numbers in a position table, unless the weights have more: 131,072 positions of 128 coordinates
-LARGEST_TABLE = 1 << 24
 
 
 def read_config(path: Path, config: Mapping[str, Any]) -> Architecture:
@@ -71,11 +70,6 @@ QUANTISED_TENSORS = {
     ".absmax": "bitsandbytes",
     "_blocks": "MXFP4",
 }
-
-
-def has_mxfp4(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is one of gpt-oss and says that the experts are MXFP4, which is read."""
-    return config.get("model_type") == "gpt_oss" and value_at(config, "quantization_config.quant_method") == "mxfp4"
 
 
 def refuse_quantised(path: Path, config: Mapping[str, Any], names: Iterable[str] = ()) -> None:
@@ -144,9 +138,8 @@ def check_weights(path: Path, a: Architecture, n_numbers: int, missing: Callable
     `missing` says which tensor is not there, "" if all are. The position table, which no file holds, may be larger than
     the weights if it is of a usual size.
     """
-    for part in (a, a.encoder):
-        if part is not None and (size := part.n_ctx * part.position_table_width) > max(LARGEST_TABLE, n_numbers):
-            raise FolderError(f"{path}: positions of n_ctx = {part.n_ctx} would be a table of {size:,} numbers")
+    if wrong := oversized_table(a, n_numbers):
+        raise FolderError(f"{path}: {wrong}")
     asked = count_parameters(a)["total"]
     if asked > n_numbers:
         # sizes that the files come nowhere near would take memory even as a list of names

@@ -8,17 +8,19 @@ cannot represent the other, conversion stops with a FamilyError that names the o
 import dataclasses
 import functools
 import itertools
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pellucid.architecture import Architecture, architecture_fields, field_type
-from pellucid.hub.tables import FAMILIES, ConfigField, Family, TensorRow
-from pellucid.hub.tables.entries import BOUNDS, CONSTANTS, WITHOUT_EFFECT, Entries, FamilyError, shown
+from pellucid.architecture import Architecture
+from pellucid.hub.canonical_fields import canonical_fields
+from pellucid.hub.round_trip import able_target
+from pellucid.hub.tables import FAMILIES, Family, TensorRow
+from pellucid.hub.tables.entries import WITHOUT_EFFECT, Entries, FamilyError, shown
+from pellucid.hub.tables.rows import ENDINGS
 from pellucid.model import Transformer
 from pellucid.model.weights import without_memory
 from pellucid.option_values import ArchitectureError
@@ -27,22 +29,14 @@ __all__ = [
     "FAMILIES",
     "FamilyError",
     "architecture_of",
-    "because_of",
     "config_of",
-    "each_in_the_way",
     "each_to_ours",
     "each_to_theirs",
     "family_of",
-    "in_the_way",
-    "n_in_the_way",
     "to_ours",
     "to_theirs",
     "unknown_entries",
 ]
-
-#: fields without effect in an encoder, which has no readout
-UNREAD = ("unembed", "readout", "logit_scale", "logit_scale_value", "logit_cap", "source_embed")
-
 
 # Configuration ------------------------------------------------------------------------------------
 
@@ -65,13 +59,13 @@ def architecture_of(config: Mapping[str, Any], family: Family | None = None) -> 
     """
     family = family or family_of(config)
     try:
-        a = _read(Entries(config), family)
+        a = family.read(Entries(config))
     except ArchitectureError as error:
-        raise FamilyError(_in_their_words(str(error), family)) from error
+        raise FamilyError(_as_config_entry(str(error), family)) from error
     for name, holds in family.limits.items():
         if not holds(a):
-            said = f"{name} = {_settled(a)[name]}"
-            raise FamilyError(f"{_in_their_words(said, family)}: models of the family {family.name} have other values")
+            said = f"{name} = {canonical_fields(a)[name]}"
+            raise FamilyError(f"{_as_config_entry(said, family)}: models of the family {family.name} have other values")
     return a
 
 
@@ -79,7 +73,7 @@ def unknown_entries(config: Mapping[str, Any], family: Family | None = None) -> 
     """The non-null entries that the table does not read and that are not known to leave the logits unchanged."""
     family = family or family_of(config)
     entries = Entries(config)
-    _read(entries, family)
+    family.read(entries)
     known = entries.asked | family.without_effect.keys()
     nested = {path.rpartition(".")[0] for path in entries.asked if "." in path}
     return [p for p in _paths(config, nested) if not {p, p.rpartition(".")[2]} & {*known, *WITHOUT_EFFECT}]
@@ -95,43 +89,7 @@ def _paths(values: Mapping[str, Any], nested: set[str], before: str = "") -> Ite
             yield path
 
 
-def _read(entries: Entries, family: Family) -> Architecture:
-    """The architecture that the entries describe, without the family's limits."""
-    for path, constant in {**CONSTANTS, **family.constants}.items():
-        value = entries.raw(path) if entries.has(path) else constant
-        if value != constant and (constant or value is not None):
-            raise FamilyError(f"{path} = {shown(value)} in config.json: only {shown(constant)} can be represented")
-    values: dict[str, Any] = {}
-    for name, word in family.fixed.items():
-        _put(values, name, word)
-    for row in family.fields:
-        value = _value(entries, row)
-        for name in row.names:
-            _put(values, name, value)
-    for derived in family.derived:
-        for name, value in derived.read(entries).items():
-            _put(values, name, value)
-    a = Architecture.from_dict(values)
-    body = entries.raw("architectures") == [family.body] and (a.readout != "linear" or a.unembed == "untied")
-    bare = body or entries.raw("architectures") in [[name] for name in family.headless]
-    nothing: dict[str, Any] = {"readout": "none", "readout_bias": "all", "logit_scale": "1", "logit_cap": 0.0}
-    return dataclasses.replace(a, unembed="tied", **nothing) if bare else a
-
-
-def _value(entries: Entries, row: ConfigField) -> Any:
-    """The value that the entry of a row gives our fields, in the type of our field."""
-    name = row.names[0].removeprefix("encoder.")
-    if row.values is not None:
-        if all(isinstance(word, bool) for word in row.values):
-            return row.values[entries.flag(row.theirs, row.default, row.null)]
-        return row.values[entries.choice(row.theirs, row.default, row.values.keys(), row.null)]
-    if field_type(name) is int:
-        least, most = int(name not in ("n_layers", "n_segments")), BOUNDS[name]
-        return entries.integer(row.theirs, row.default, row.null, least=least, most=most)
-    return entries.number(row.theirs, row.default, 0.0 if name.startswith("dropout.") else row.null)
-
-
-def _in_their_words(said: str, family: Family) -> str:
+def _as_config_entry(said: str, family: Family) -> str:
     """Rewrite a message that begins with our field so that it begins with the config.json entry, if there is
     just one.
     """
@@ -145,176 +103,17 @@ def config_of(a: Architecture, family: Family | None = None, end_token: int | No
 
     Raises FamilyError that names the option that no family can represent.
     """
-    family = _check_expressible(a, family)
-    config = _write(a, family)
+    family = _able_family(a, family)
+    config = family.write(a)
     if end_token is not None:
         config |= {"bos_token_id": end_token, "eos_token_id": end_token}
         config |= {} if a.encoder is None else {"decoder_start_token_id": end_token}
     return config
 
 
-def in_the_way(a: Architecture, family: Family) -> str:
-    """The first field that the family cannot represent, with its value; "" if it can represent the architecture.
-
-    The family can represent what comes back unchanged when its config.json is read.
-    """
-    said = _settled(a)
-    if a.readout == "none":
-        return "readout = none"  # every exported model has a head
-    if (a.encoder is not None) != any(name.startswith("encoder.") for name in family.fixed):
-        return f"encoder = {said['encoder']}"
-    for name in ("mlp.experts", "mlp.shared_d_ff"):  # without them other options of a mixture have no value
-        if name in family.limits and not family.limits[name](a):
-            return f"{name} = {value_at(a.to_dict(), name)}"
-    for name, word in family.fixed.items():
-        if said[name] != word:
-            return f"{name} = {said[name]}"
-    for row in family.fields:
-        if row.values is not None and len({said[name] for name in row.names}) > 1:
-            usual = row.values[row.default]  # one entry sets them all: the one that is unusual is named
-            return next(f"{name} = {said[name]}" for name in row.names if said[name] != usual)
-        for name in row.names:
-            if row.values is not None and said[name] not in row.values.values():
-                return f"{name} = {said[name]}"
-    divided = not any("attention.d_head" in row.names for row in family.fields)
-    for prefix, part in (("", a), ("encoder.", a.encoder)):
-        if divided and part is not None and part.d_head * part.n_heads != part.d_model:
-            return f"{prefix}attention.d_head = {part.d_head}"
-    try:
-        heard = _settled(_read(Entries(_write(a, family)), family))
-    except ArchitectureError:
-        return f"attention.d_head = {a.d_head}"  # config.json does not state this size: it is d_model / n_heads
-    except FamilyError:
-        if limited := [name for name, holds in family.limits.items() if not holds(a)]:
-            return f"{limited[0]} = {said[limited[0]]}"
-        return f"block = {a.block}"  # a table writes such a block in a way it cannot read back
-    different = [name for name, holds in (*family.limits.items(), *family.writes.items()) if not holds(a)]
-    different += [name for name in said if said[name] != heard[name]]
-    return f"{different[0]} = {said[different[0]]}" if different else ""
-
-
-def each_in_the_way(a: Architecture, family: Family) -> list[str]:
-    """Every field that the family cannot represent, with its value, that of `in_the_way` first; that one alone if the
-    family is of another kind.
-    """
-    first = in_the_way(a, family)
-    return list(dict.fromkeys([first, *(_lost(a, family) or ())])) if first else []
-
-
-def n_in_the_way(a: Architecture, family: Family) -> float:
-    """How many fields the family cannot represent; infinite if it is of another kind, so that nobody can count them."""
-    lost = _lost(a, family)
-    return math.inf if lost is None else len(lost)
-
-
-def _lost(a: Architecture, family: Family) -> list[str] | None:
-    """The fields that break a limit of the family or do not come back from its config.json, with their values; None if
-    that cannot be read.
-    """
-    if (a.encoder is not None) != any(name.startswith("encoder.") for name in family.fixed):
-        return None
-    try:
-        said, heard = _settled(a), _settled(_read(Entries(_write(a, family)), family))
-    except (ArchitectureError, FamilyError):
-        return None
-    unmet = [name for name, holds in (*family.limits.items(), *family.writes.items()) if not holds(a)]
-    # a limit on a field that has no effect in this architecture has no value to show
-    lost = [name for name in unmet if said.get(name) is not None]
-    lost += [name for name, value in said.items() if heard.get(name) != value]
-    return [f"{name} = {said[name]}" for name in dict.fromkeys(lost)]
-
-
-def because_of(ways: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """What some families cannot represent, by their names: of the first, which is the nearest, everything, and of the
-    others the first field.
-    """
-    (name, fields), *others = ways
-    rest = (f"{name} cannot represent {fields[0]}" for name, fields in others)
-    return "; ".join([f"{name} cannot represent {' and '.join(fields)}", *rest])
-
-
-def _check_expressible(a: Architecture, family: Family | None) -> Family:
-    """The family itself, or without one the first that can represent the architecture."""
-    tried = {f.name: in_the_way(a, f) for f in ([family] if family else FAMILIES.values())}
-    for name, word in tried.items():
-        if not word:
-            return family or FAMILIES[name]
-    ways = "; ".join(f"{name} cannot represent {word}" for name, word in tried.items())
-    raise FamilyError(f"this architecture cannot be written as a model of another project: {ways}")
-
-
-def _write(a: Architecture, family: Family) -> dict[str, Any]:
-    said = _settled(a)
-    config: dict[str, Any] = {"model_type": family.name, "architectures": [family.model_class]}
-    for path, constant in family.constants.items():
-        if constant is not None:
-            _put(config, path, constant)
-    for row in family.fields:
-        value = said[row.names[0]]
-        if row.values is not None:
-            value = next((theirs for theirs, ours in row.values.items() if ours == value), None)
-        _put(config, row.theirs.split("|")[0], value)
-    for derived in family.derived:
-        for path, value in derived.write(a).items():
-            _put(config, path, value)
-    return config
-
-
-def _settled(a: Architecture) -> dict[str, Any]:
-    """Every field by its dotted name. Derived sizes are filled in, and fields without effect are left out."""
-    values: dict[str, Any] = {"encoder": "given" if a.encoder is not None else None}
-    nested = a.to_dict()
-    for name in [*(n for n in architecture_fields() if n != "dropout"), *(f"dropout.{n}" for n in nested["dropout"])]:
-        values[name] = value_at(nested, name)
-    values |= {"attention.d_head": a.d_head, "attention.n_kv_heads": a.n_kv_heads, "mlp.d_ff": a.d_ff}
-    windows = [a.window(layer) for layer in range(a.n_layers)]
-    values["attention.windows"] = [0 if w >= a.n_ctx and not a.positions.local_base else w for w in windows]
-    if not any(windows):
-        values["positions.local_base"] = 0.0
-    values |= {name: None for name in values if name.startswith("positions.") and name[10:] not in a.position_fields}
-    # the two options mean the same if nothing is odd
-    if a.positions.kind == "rotary" and int(a.d_head * a.positions.fraction) % 2 == 0:
-        values["positions.rounding"] = "up"
-    if values["positions.scaling"] == "dynamic" and a.dynamic_factor == 1:
-        # nothing is scaled in a context as long as that of the training
-        values |= {"positions.scaling": "none", "positions.factor": None, "positions.n_trained": None}
-    for name in ("short_factors", "long_factors"):
-        if values[f"positions.{name}"] is not None and not values[f"positions.{name}"]:
-            values[f"positions.{name}"] = [1.0] * (a.d_rotary // 2)
-    if a.positions.kind == "alibi" and a.n_heads & (a.n_heads - 1) == 0:
-        values["positions.slopes"] = "interleaved"
-    if a.attention.scale != "scale_value":
-        values["attention.scale_value"] = None
-    for name in ("embed_scale", "logit_scale"):
-        if values[name] != f"{name}_value":
-            values[f"{name}_value"] = None
-    if a.norm.kind == "rms" and a.attention.qk_norm != "layer":
-        values["norm.bias"] = None
-    of_experts = ("experts_per_token", "router_softmax", "router_bias", "shared_d_ff", "shared_gate")
-    unread = () if a.mlp.shared_d_ff else of_experts[4:] if a.mlp.experts else of_experts
-    unread += () if a.mlp.form == "gated" else ("up",)
-    values |= dict.fromkeys(f"mlp.{name}" for name in unread)
-    if a.encoder is None:
-        return values | {"source_embed": None}
-    return values | {f"encoder.{n}": None if n in UNREAD else v for n, v in _settled(a.encoder).items()}
-
-
-def value_at(values: Mapping[str, Any], paths: str) -> Any:
-    """The value at the first of the paths (`a.b|c`) that exists, else None."""
-    for path in paths.split("|"):
-        value: Any = values
-        for step in path.split("."):
-            value = value.get(step) if isinstance(value, Mapping) else None
-        if value is not None:
-            return value
-    return None
-
-
-def _put(values: dict[str, Any], path: str, value: Any) -> None:
-    *parts, last = path.split(".")
-    for part in parts:
-        values = values.setdefault(part, {})
-    values[last] = value
+def _able_family(a: Architecture, family: Family | None) -> Family:
+    """The family itself, or without one the first that can represent the architecture. Raises FamilyError."""
+    return able_target(a, [family] if family else FAMILIES.values(), "a model of another project")
 
 
 # Tensors ------------------------------------------------------------------------------------------
@@ -365,7 +164,7 @@ def each_to_theirs(
     state: Mapping[str, Tensor], a: Architecture, family: Family | None = None
 ) -> Iterator[tuple[str, Tensor]]:
     """The items of `to_theirs`, one tensor at a time."""
-    family = _check_expressible(a, family)
+    family = _able_family(a, family)
     tied = {other: repeated for repeated, other in family.tied.items()}
     for ours, theirs, row in tensor_pairs(family, parameter_shapes(a), a):
         if missing := [name for name in ours if name not in state]:
@@ -399,7 +198,7 @@ def tensor_pairs(
     """Every tensor of the architecture as (our tensors, their tensor, its row in the table)."""
     layers = sorted({int(n) for name in shapes for n in re.findall(r"^(?:encoder\.)?blocks\.(\d+)\.", name)})
     single_tensors = {row.ours: row for row in family.rows if row.tensor}
-    said = _settled(a)
+    said = canonical_fields(a)
     for row in family.rows:
         if row.tensor and row.ours in shapes:
             yield (*row.modules,), row.theirs, row
@@ -408,7 +207,7 @@ def tensor_pairs(
         several = [range(a.mlp.experts)] if row.joins_experts else [[0]]
         several = [[e] for e in range(a.mlp.experts)] if "{e}" in row.theirs else several
         for i, experts in itertools.product(layers if "{i}" in row.theirs else [0], several):
-            for part, theirs in row.endings.items():
+            for part, theirs in ENDINGS.items():
                 ours = tuple(f"{module.format(i=i, e=e)}{part}" for e in experts for module in row.modules)
                 if ours and ours[0] in shapes and ours[0] not in single_tensors:
                     yield ours, f"{row.theirs.format(i=i, e=experts[0], h='{h}')}{theirs}", row
@@ -422,9 +221,7 @@ def join_tensors(parts: list[Tensor], row: TensorRow, a: Architecture) -> Tensor
         return parts[0].unflatten(0, (-1, a.d_head))
     if row.joins_experts:
         n = len(row.modules)
-        join = rows_in_turn if row.fused == "experts, rows in turn" else torch.cat
-        joined = torch.stack([join(parts[k : k + n]) for k in range(0, len(parts), n)])
-        return joined.mT if row.transposed and joined.ndim == 3 else joined
+        return torch.stack([torch.cat(parts[k : k + n]) for k in range(0, len(parts), n)])
     if row.fused == "heads":
         joined = torch.cat([part.unflatten(0, (a.n_kv_heads, -1)) for part in parts], 1).flatten(0, 1)
     else:
@@ -432,11 +229,6 @@ def join_tensors(parts: list[Tensor], row: TensorRow, a: Architecture) -> Tensor
     if row.unread:
         joined = torch.cat([joined.new_zeros(row.unread, *joined.shape[1:]), joined])
     return joined.T if row.transposed and joined.ndim == 2 else joined
-
-
-def rows_in_turn(parts: list[Tensor]) -> Tensor:
-    """The first row of each part, the second row of each, and so on."""
-    return torch.stack(parts, 1).flatten(0, 1)
 
 
 def joined_shape(shapes: list[tuple[int, ...]], row: TensorRow, a: Architecture) -> tuple[int, ...]:
@@ -448,8 +240,7 @@ def joined_shape(shapes: list[tuple[int, ...]], row: TensorRow, a: Architecture)
         return (first // a.d_head, a.d_head)
     if row.joins_experts:
         n = len(row.modules)
-        of_one = (sum(shape[0] for shape in shapes[:n]), *others)
-        return (len(shapes) // n, *(of_one[::-1] if row.transposed else of_one))
+        return (len(shapes) // n, sum(shape[0] for shape in shapes[:n]), *others)
     joined = (row.unread + sum(shape[0] for shape in shapes), *others)
     return joined[::-1] if row.transposed and len(joined) == 2 else joined
 
@@ -462,10 +253,7 @@ def split_tensor(tensor: Tensor, rows: list[int], row: TensorRow, a: Architectur
         return [tensor.flatten()]
     if row.joins_experts:
         n = len(row.modules)
-        each = tensor.mT if row.transposed and tensor.ndim == 3 else tensor
-        if row.fused == "experts, rows in turn":
-            return [of_expert[k::n].contiguous() for of_expert in each for k in range(n)]
-        return [part.contiguous() for of_expert in each for part in of_expert.split(rows[:n])]
+        return [part.contiguous() for of_expert in tensor for part in of_expert.split(rows[:n])]
     tensor = tensor.T if row.transposed and tensor.ndim == 2 else tensor
     tensor = tensor[row.unread :]
     if row.fused == "heads":

@@ -1,10 +1,12 @@
 """Read model folders from outside safely: file names cannot lead out of the folder, and JSON has size limits."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from pellucid.json_files import JSONFileError, parse_json_object, read_regular
+from pellucid.model_names import FolderError
 from pellucid.text.tokenizers.base import IDS_FILE
+from pellucid.trust import Trust, trusts
 
 #: the files that may describe a model, in the order in which they are looked for
 CONFIG, ADAPTER, ARCHITECTURE = "config.json", "adapter_config.json", "architecture.json"
@@ -12,18 +14,16 @@ ADAPTER_TENSORS = "adapter_model.safetensors"
 #: how transformers generates with the model
 GENERATION = "generation_config.json"
 SAFE, PICKLE = "model.safetensors", "pytorch_model.bin"
+#: what was said when the model was read from another folder, in our layout
+NOTES = "notes.json"
 #: the files that other parts read from the same folder: tokenizers, chat templates, the tensors of an adapter
 BESIDE = ("tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "vocab.txt")
-BESIDE += ("tokenizer_config.json", IDS_FILE, "chat_template.jinja", ADAPTER_TENSORS)
+BESIDE += ("tokenizer_config.json", IDS_FILE, NOTES, "chat_template.jinja", ADAPTER_TENSORS)
 #: how a pickle is read after all
-TRUSTED = "pass --trust (trust=True) to read the pickle's tensors, and nothing else of it"
+TRUSTED = 'pass --trust pickles (trust="pickles") to read the tensors of the pickle, and nothing else of it'
 #: limits in bytes; the largest files in use have a tenth of this or less
 LONGEST = {CONFIG: 1 << 20, ARCHITECTURE: 1 << 20}
 LONGEST_INDEX = 1 << 24
-
-
-class FolderError(ValueError):
-    """A model folder is damaged, incomplete or malicious."""
 
 
 def is_adapter(folder: Path) -> bool:
@@ -63,7 +63,7 @@ def read_description(folder: Path) -> tuple[str, dict[str, Any]]:
     raise FolderError(f"{folder} {what}: expected config.json, or architecture.json, beside its weights")
 
 
-def weight_files(folder: Path, *, trust: bool = False) -> tuple[dict[str, Path], dict[str, str] | None]:
+def weight_files(folder: Path, *, trust: Trust = False) -> tuple[dict[str, Path], dict[str, str] | None]:
     """The weight files of a folder by name, and, if there is an index, the file that it names for each tensor.
 
     Raises FolderError if there are none, one leads out of the folder, or they are pickles without `trust`.
@@ -73,7 +73,7 @@ def weight_files(folder: Path, *, trust: bool = False) -> tuple[dict[str, Path],
         weight_file = next((n for n in (single, index_name) if inside(folder, n).is_file()), None)
         if weight_file is None:
             continue
-        if single.endswith(".bin") and not trust:
+        if single.endswith(".bin") and not trusts(trust, "pickles"):
             raise FolderError(
                 f"{folder} keeps its weights as a pickle ({weight_file}): use a folder with {SAFE}, or {TRUSTED}"
             )
@@ -95,29 +95,15 @@ def read_object(folder: Path, name: str) -> dict[str, Any]:
     path = inside(folder, name)
     if not path.is_file():
         raise FolderError(f"{folder} has no file {name}")
-    longest = LONGEST.get(name, LONGEST_INDEX)
-    if path.stat().st_size > longest:
-        raise FolderError(f"{path} has {path.stat().st_size:,} bytes: expected {longest:,} at most")
-    return parse_object(path.read_bytes(), str(path))
+    try:
+        return parse_object(read_regular(path, LONGEST.get(name, LONGEST_INDEX)), str(path))
+    except OSError as error:
+        raise FolderError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def parse_object(content: bytes, where: str) -> dict[str, Any]:
     """Parse the bytes of a JSON object."""
     try:
-        values = json.loads(content, object_pairs_hook=_once, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise FolderError(f"{where} is damaged: {str(error)[:200] or 'nested too deeply'}") from None
-    if not isinstance(values, dict):
-        raise FolderError(f"{where} holds {type(values).__name__}: expected an object with named entries")
-    return values
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("it contains a name twice")
-    return values
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not a number of JSON")
+        return parse_json_object(content, where)
+    except JSONFileError as error:
+        raise FolderError(str(error)) from None

@@ -1,7 +1,7 @@
 """A model folder that was opened: its architecture, its tensors, its tokenizer and its chat template."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,16 @@ from torch import Tensor
 
 from pellucid.architecture import Architecture
 from pellucid.hub.families import LazyStateDict, each_to_ours, unknown_entries
-from pellucid.hub.files import GENERATION, FolderError, read_object
-from pellucid.hub.mxfp4 import Mxfp4Tensors
+from pellucid.hub.files import GENERATION, NOTES, read_object
 from pellucid.hub.shards import Shards
 from pellucid.hub.tables import Family
 from pellucid.hub.text_towers import TextTower
+from pellucid.model_names import FolderError
 from pellucid.text.chat_template import ChatError, ChatTemplate, read_chat_template
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizers.base import IDS_FILE, NoEndError
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
+from pellucid.trust import Trust
 
 #: what is said of a folder without the files of a tokenizer
 NO_TOKENIZER = "holds no tokenizer (tokenizer.json, vocab.json and merges.txt, or vocab.txt)"
@@ -46,7 +47,7 @@ class Folder:
     family: Family | None
     config: dict[str, Any]
     shards: Mapping[str, Tensor]
-    trust: bool = False
+    trust: Trust = False
     adapter: Path | None = None
     files: Shards | None = None
     tower: TextTower | None = None
@@ -68,8 +69,6 @@ class Folder:
     @property
     def why_whole(self) -> str:
         """Why no tensor can be read by itself, "" where each can."""
-        if isinstance(self.shards, Mxfp4Tensors):
-            return "its experts are MXFP4, of which all experts of a layer are computed at once"
         if self.adapter is not None and self.family is not None:
             return "an adapter is added to its weights as they are read"
         return ""
@@ -155,6 +154,13 @@ class Folder:
             )
         return named
 
+    @property
+    def forced_first(self) -> int | None:
+        """The id that transformers makes the first of every target, None where the files name none."""
+        own, beside = self._named("forced_bos_token_id", "forced_bos")
+        forced = own if beside is None else beside
+        return forced if type(forced) is int and self.architecture.encoder is not None else None
+
     def _named(self, entry: str, ours: str) -> tuple[Any, Any]:
         """What config.json says in this entry, and what generation_config.json does, which transformers follows.
 
@@ -176,11 +182,6 @@ class Folder:
                 f"{self.path} {self.why_no_tokenizer()}: texts are ids in digits, such as '1 0 2', unless "
                 "tokenizer=PATH gives one"
             )
-        if self.tower is not None:
-            notes.append(
-                f"{self.path} holds a model for texts and images ({self.tower.model_class}): its language model is "
-                "opened alone, and what reads images is left out"
-            )
         if rows > ids:
             notes.append(
                 f"{self.path}: the tokenizer has {ids:,} ids, the embedding {rows:,} rows: the rows from {ids:,} on "
@@ -190,6 +191,18 @@ class Folder:
             notes.append(
                 f"{self.path}: the embedding has {rows:,} rows, and special tokens of the tokenizer have ids beyond "
                 f"them, which the model cannot read: {some(names)}"
+            )
+        return [*notes, *self.reading_notes()]
+
+    def reading_notes(self) -> list[str]:
+        """What was left out or done otherwise when the files were read, one sentence each: it is true of all that is
+        made of the model too, so that a saved model has the notes of the one that it was made of.
+        """
+        notes = self.kept_notes()
+        if self.tower is not None:
+            notes.append(
+                f"{self.path} holds a model for texts and images ({self.tower.model_class}): its language model is "
+                "opened alone, and what reads images is left out"
             )
         if self.family is not None and self.config.get("auto_map"):
             notes.append(
@@ -202,19 +215,27 @@ class Folder:
                 f"{self.path / 'config.json'} has unknown entries, which are ignored: {some(unknown)}; if one of "
                 "them changes what the model computes, the result here differs"
             )
-        if isinstance(self.shards, Mxfp4Tensors):
+        if (forced := self.forced_first) is not None:
             notes.append(
-                f"{self.path} holds {len(self.shards.packed)} tensors of experts as MXFP4, 4 bits a number: they are "
-                "computed with in the precision of the model, rounded as they are stored"
-            )
-        a, longest = self.architecture, self.config.get("max_position_embeddings")
-        if a.positions.scaling == "longrope" and isinstance(longest, int) and a.n_ctx < longest:
-            notes.append(
-                f"{self.path / 'config.json'}: the context is {a.n_ctx:,} positions, not {longest:,}, because longrope "
-                "has other frequencies for longer texts; with long_factor in the place of short_factor, all texts have "
-                "those"
+                f"{self.path}: transformers begins every target with token {forced} (forced_bos_token_id), which is "
+                "not done here: give that token as the prompt"
             )
         return notes
+
+    def kept_notes(self) -> list[str]:
+        """The notes that are kept beside a model in our layout, a line each."""
+        if self.config or not (self.path / NOTES).exists():
+            return []
+        notes = read_object(self.path, NOTES).get("notes")
+        if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+            raise FolderError(f"{self.path / NOTES}: notes = {str(notes)[:60]}: expected a list of sentences")
+        return [" ".join(note.split()) for note in notes]
+
+    def named_so(self, notes: Iterable[str], name: str) -> tuple[str, ...]:
+        """The notes with the name of the model in the place of its paths here, which mean nothing elsewhere."""
+        for path in filter(None, (self.path, self.adapter)):
+            notes = [note.replace(str(path), name) for note in notes]
+        return tuple(notes)
 
 
 def beyond(tokenizer: Tokenizer, rows: int) -> list[str]:

@@ -1,14 +1,15 @@
-"""Write GGUF, the single file that llama.cpp reads, for the GPT-2, Llama and Qwen3 architectures, and for Mixtral's,
-Qwen3's and OLMoE's mixtures of experts, with byte-level BPE.
+"""Write GGUF, the single file that llama.cpp reads, for the GPT-2, Llama and Qwen3 architectures, with byte-level BPE.
 
 Names, keys and layouts are those of llama.cpp's own conversion. Matrices are stored out x in, as ours are (a GGUF file
 lists the sizes in reverse). For Llama, llama.cpp rotates neighbouring coordinates (2d, 2d + 1) of queries and keys, so
-the rows of a model that rotates halves (d, d + d_head / 2) are reordered head by head. For Qwen3 and OLMoE it rotates
-halves, as we do. The maps of all experts of a layer are one tensor, experts x out x in.
+the rows of a model that rotates halves (d, d + d_head / 2) are reordered head by head. For Qwen3 it rotates halves, as
+we do.
 """
 
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.hub.families import FamilyError, because_of, each_in_the_way, in_the_way, n_in_the_way, parameter_shapes
+from pellucid.hub.families import FamilyError, architecture_of, parameter_shapes
+from pellucid.hub.round_trip import able_target
 from pellucid.hub.tables import FAMILIES
-from pellucid.hub.tables.rows import QKV, visible_windows
+from pellucid.hub.tables.rows import QKV
+from pellucid.text.sanitize import sanitize
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokenizers.bpe import GPT2_PATTERN, GPT4_PATTERN, QWEN_PATTERN, BPETokenizer
 
@@ -54,55 +57,39 @@ QWEN3_NAMES = LLAMA_NAMES | {
     "blk.{i}.attn_q_norm": "blocks.{i}.attn.query_norm",
     "blk.{i}.attn_k_norm": "blocks.{i}.attn.key_norm",
 }
-EXPERT_NAMES = {
-    "blk.{i}.ffn_gate_inp": "blocks.{i}.mlp.router",
-    "blk.{i}.ffn_gate_exps": "blocks.{i}.mlp.experts.{e}.gate",
-    "blk.{i}.ffn_up_exps": "blocks.{i}.mlp.experts.{e}.up.0",
-    "blk.{i}.ffn_down_exps": "blocks.{i}.mlp.experts.{e}.down",
-}
-
-
-def _with_experts(names: dict[str, str]) -> dict[str, str]:
-    """The same with a router and experts, whose number is {e}, in the place of the MLP."""
-    return {theirs: ours for theirs, ours in names.items() if ".mlp." not in ours} | EXPERT_NAMES
-
-
 #: by the family whose options they are
 NAMES: dict[str, dict[str, str | tuple[str, ...]]] = {
     "gpt2": dict(GPT2_NAMES),
     "llama": dict(LLAMA_NAMES),
     "qwen3": dict(QWEN3_NAMES),
-    "mixtral": dict(_with_experts(LLAMA_NAMES)),
-    "qwen3_moe": dict(_with_experts(QWEN3_NAMES)),
-    "olmoe": dict(_with_experts(QWEN3_NAMES)),
 }
-#: general.architecture, where it is not the family's name
-THEIR_NAMES = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}
-SILU, SCALED = ("silu",), ("none", "linear")
-#: options that llama.cpp fixes, with the values it allows
-FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
-    "gpt2": {"mlp.activation": ("gelu_tanh",), "attention.scale": ("1/sqrt(d_head)",)},
-    "llama": {"mlp.activation": SILU, "positions.scaling": (*SCALED, "llama3")},
-    "qwen3": {"mlp.activation": SILU, "attention.bias": ("none",), "positions.scaling": SCALED},
-    "mixtral": {"mlp.activation": SILU, "positions.scaling": SCALED},
-    # the scores of the chosen experts sum to one for the first, and are left as they are for the second
-    "qwen3_moe": {
-        "mlp.activation": SILU,
-        "attention.bias": ("none",),
-        "positions.scaling": SCALED,
-        "mlp.router_softmax": ("chosen",),
-    },
-    "olmoe": {
-        "mlp.activation": SILU,
-        "attention.bias": ("none",),
-        "positions.scaling": SCALED,
-        "mlp.router_softmax": ("all",),
-    },
+FACTORS = "rope_freqs.weight"
+#: positions.factor, low, high and n_trained of the Llama 3 models; a file holds only the factors computed of them
+LLAMA3 = ((8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192))
+#: entries that change what some architecture computes, with the values that change nothing in those that are read here
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "use_parallel_residual": (False,),
+    "expert_shared_count": (0,),
+    "expert_shared_feed_forward_length": (0,),
+    "expert_weights_scale": (0, 1),
+    "expert_gating_func": (0, 1),  # the softmax
+    "expert_group_count": (0, 1),
+    "leading_dense_block_count": (0,),
+    "interleave_moe_layer_step": (0, 1),
+    "nextn_predict_layers": (0,),
 }
-#: families whose queries and keys llama.cpp rotates by neighbours
-ROTATES_NEIGHBOURS = ("llama", "mixtral")
-#: how a tensor of theirs joins ours: row after row, with the rows of every head in another order, one for each expert
-LAYOUTS = ("rows", "halves", "experts")
+#: entries that say again what others say, or nothing of what is computed
+WITHOUT_EFFECT = ("vocab_size", "tensor_data_layout", "rope.scaling.original_context_length", "rope.scaling.finetuned")
+#: how a tensor of theirs joins ours: row after row, or with the rows of every head in another order
+LAYOUTS = ("rows", "halves")
 TURNED = ("blk.{i}.attn_q", "blk.{i}.attn_k")
 #: our name of a number format -> theirs, and its number for general.file_type
 WEIGHTS = {"float32": ("F32", 0), "float16": ("F16", 1), "q8_0": ("Q8_0", 7)}
@@ -117,59 +104,60 @@ NOT_COMPOSED = (
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
 
+@dataclass(frozen=True)
+class FileFacts:
+    """What the tensors of a file say of the architecture: sizes and names, and the factors of rope_freqs.
+
+    scalings  positions.factor, low, high and n_trained that the factors may have been computed of
+    """
+
+    n_vocab: int
+    tied: bool
+    attention_bias: bool
+    mlp_bias: bool
+    factors: Tensor | None
+    scalings: tuple[tuple[float, float, float, int], ...]
+
+
+@dataclass(frozen=True)
+class GGUFTarget:
+    """A GGUF file of one of the architectures of NAMES, as `pellucid.hub.round_trip.Target` describes it."""
+
+    name: str
+    has_encoder = False
+
+    def round_trip(self, a: Architecture) -> Architecture:
+        """Dropout has no effect in a file, and of queries and keys that llama.cpp turns either layout is written."""
+        p = a.positions
+        turned = self.name == "llama" and p.scaling == "llama3"
+        facts = FileFacts(
+            a.n_vocab,
+            a.unembed == "tied",
+            a.attention.bias != "none",
+            a.mlp.bias != "none",
+            frequency_factors(a) if turned else None,
+            ((p.factor, p.low, p.high, p.n_trained),),
+        )
+        keys = {f"{self.name}.{name}": value for name, value in keys_of(a, self.name).items()}
+        read = architecture_from(OwnEntries({"general.architecture": self.name, **keys}), facts)
+        free: dict[str, Any] = {f"dropout.{site}": rate for site, rate in a.to_dict()["dropout"].items()}
+        free |= {"positions.layout": p.layout} if self.name == "llama" and p.kind == "rotary" else {}
+        return read.with_fields(free)
+
+    def unmet_limits(self, a: Architecture) -> list[str]:
+        return FAMILIES[self.name].unmet_limits(a)
+
+    def unreadable_field(self, a: Architecture, error: FamilyError) -> str:
+        return FAMILIES[self.name].unreadable_field(a, error)
+
+
+TARGETS = tuple(map(GGUFTarget, NAMES))
+
+
+@functools.lru_cache(maxsize=8)
 def gguf_architecture(a: Architecture) -> str:
-    """The family of NAMES that represents it.
-
-    Raises FamilyError with the option that each of them cannot represent, that of the nearest family first. The error
-    names only families with experts if the architecture has experts, and only families without them if it has none.
-    """
-    ways = {name: _in_the_way(a, name) for name in NAMES}
-    if able := next((name for name, way in ways.items() if not way), None):
-        return able
-    of_its_kind = [name for name in NAMES if ("mlp.experts" in FAMILIES[name].limits) == bool(a.mlp.experts)]
-    nearest_first = sorted(of_its_kind, key=lambda name: _n_in_the_way(a, name))
-    said = because_of([(name, _each_in_the_way(a, name)) for name in nearest_first])
-    raise FamilyError(f"this architecture cannot be written as GGUF: {said}")
-
-
-def _without_free_choices(a: Architecture, name: str) -> Architecture:
-    """The architecture without what no file of this family says: dropout has no effect there, and of these families
-    either rotary layout can be converted.
-    """
-    return a.with_fields({"dropout": 0.0} | ({"positions.layout": "halves"} if name in ROTATES_NEIGHBOURS else {}))
-
-
-def _n_in_the_way(a: Architecture, name: str) -> float:
-    return max(n_in_the_way(_without_free_choices(a, name), FAMILIES[name]), len(_each_in_the_way(a, name)))
-
-
-def _each_in_the_way(a: Architecture, name: str) -> list[str]:
-    theirs = each_in_the_way(_without_free_choices(a, name), FAMILIES[name])
-    each: dict[str, str] = {}
-    for way in (_in_the_way(a, name), *theirs, *_fixed_otherwise(a, name)):
-        each.setdefault(way.partition(" = ")[0], way)
-    return list(each.values())
-
-
-def _in_the_way(a: Architecture, name: str) -> str:
-    way = in_the_way(_without_free_choices(a, name), FAMILIES[name])
-    return way or next(iter(_fixed_otherwise(a, name)), "")
-
-
-def _fixed_otherwise(a: Architecture, name: str) -> list[str]:
-    """The options that llama.cpp fixes at other values, with the architecture's."""
-    values = {
-        "mlp.activation": a.mlp.activation,
-        "attention.scale": a.attention.scale,
-        "attention.bias": a.attention.bias,
-        "positions.scaling": a.positions.scaling,
-        "mlp.router_softmax": a.mlp.router_softmax,
-    }
-    ways = [f"attention.windows = {list(a.attention.windows)}"] if any(visible_windows(a)) else []
-    if name == "olmoe" and a.n_kv_heads != a.n_heads:
-        ways.append(f"attention.n_kv_heads = {a.n_kv_heads}")
-    fixed = FIXED[name].items()
-    return ways + [f"{field} = {values[field]}" for field, allowed in fixed if values[field] not in allowed]
+    """The name of NAMES that represents it. Raises FamilyError with the options that are in the way."""
+    return able_target(a, TARGETS, "GGUF").name
 
 
 # Tensors ------------------------------------------------------------------------------------------
@@ -187,8 +175,6 @@ def tensors_of(state: Mapping[str, Tensor], a: Architecture) -> Iterator[tuple[s
 
 def in_their_layout(parts: list[Tensor], layout: str, a: Architecture) -> Tensor:
     """The tensor of theirs that joins ours, in one of the LAYOUTS."""
-    if layout == "experts":
-        return torch.stack(parts)
     tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
     return interleave_halves(tensor, a.d_head) if layout == "halves" else tensor
 
@@ -201,8 +187,6 @@ def from_gguf(tensors: Mapping[str, Tensor], a: Architecture) -> Iterator[tuple[
 
 def separated(tensor: Tensor, ours: tuple[str, ...], layout: str, a: Architecture) -> Iterator[tuple[str, Tensor]]:
     """Our tensors that one of theirs joins, by name."""
-    if layout == "experts":
-        return zip(ours, tensor, strict=True)
     shapes = parameter_shapes(a)
     tensor = separate_halves(tensor, a.d_head) if layout == "halves" else tensor
     return zip(ours, tensor.split([shapes[name][0] for name in ours]), strict=True)
@@ -213,12 +197,7 @@ def gguf_tensors(a: Architecture) -> Iterator[tuple[str, tuple[str, ...], str]]:
     shapes, shape = parameter_shapes(a), gguf_architecture(a)
     for theirs, ours in NAMES[shape].items():
         modules = (ours,) if isinstance(ours, str) else ours
-        layout = (
-            "halves" if shape in ROTATES_NEIGHBOURS and theirs in TURNED and a.positions.layout == "halves" else "rows"
-        )
-        if theirs.endswith("_exps"):
-            modules = tuple(modules[0].replace("{e}", str(e)) for e in range(a.mlp.experts))
-            layout = "experts"
+        layout = "halves" if shape == "llama" and theirs in TURNED and a.positions.layout == "halves" else "rows"
         for i in range(a.n_layers) if "{i}" in theirs else [0]:
             for ours_part, part in (("weight", "weight"), ("gain", "weight"), ("bias", "bias")):
                 names = tuple(f"{module.format(i=i)}.{ours_part}" for module in modules)
@@ -248,8 +227,8 @@ def frequency_factors(a: Architecture) -> Tensor:
 # Keys ---------------------------------------------------------------------------------------------
 
 
-def keys_of(a: Architecture) -> dict[str, Any]:
-    """Every key of the architecture, without its prefix."""
+def keys_of(a: Architecture, kind: str) -> dict[str, Any]:
+    """Every key of the architecture, without its prefix; `kind` is one of NAMES."""
     keys: dict[str, Any] = {
         "block_count": a.n_layers,
         "context_length": a.n_ctx,
@@ -257,25 +236,152 @@ def keys_of(a: Architecture) -> dict[str, Any]:
         "feed_forward_length": a.d_ff,
         "attention.head_count": a.n_heads,
     }
-    shape = gguf_architecture(a)
-    if shape == "gpt2":
+    if kind == "gpt2":
         return keys | {"attention.layer_norm_epsilon": a.norm.eps}
     keys |= {
         "attention.head_count_kv": a.n_kv_heads,
         "attention.layer_norm_rms_epsilon": a.norm.eps,
         "rope.freq_base": a.positions.base,
+        "attention.key_length": a.d_head,
+        "attention.value_length": a.d_head,
     }
-    if shape != "olmoe":  # whose heads are d_model / n_heads wide
-        keys |= {"attention.key_length": a.d_head, "attention.value_length": a.d_head}
-    if shape in ROTATES_NEIGHBOURS:
+    if kind == "llama":
         keys |= {"rope.dimension_count": a.d_head, "vocab_size": a.n_vocab}
-    if a.mlp.experts:
-        keys |= {"expert_count": a.mlp.experts, "expert_used_count": a.mlp.experts_per_token}
-    if shape == "qwen3_moe":  # the first is of layers without experts, of which there are none; Qwen gives this product
-        keys |= {"feed_forward_length": a.d_ff * a.mlp.experts_per_token, "expert_feed_forward_length": a.d_ff}
     if a.positions.scaling == "linear":
         keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": a.positions.factor}
     return keys
+
+
+class OwnEntries(dict[str, Any]):
+    """The entries of the file's architecture, without its name, and which of them were read.
+
+    kind  the name of the architecture. Raises FamilyError for one that is not in NAMES
+    """
+
+    def __init__(self, keys: Mapping[str, Any]):
+        self.kind, self.read = keys["general.architecture"], set[str]()
+        before = f"{self.kind}."
+        super().__init__({name.removeprefix(before): x for name, x in keys.items() if name.startswith(before)})
+        n_experts = self.get("expert_count")
+        if self.kind not in NAMES or n_experts:
+            given = f"{self.kind} with {n_experts} experts" if n_experts else self.kind
+            raise FamilyError(
+                f"general.architecture = {given}: expected one of {', '.join(NAMES)}, without experts; for another "
+                "architecture give the model's Hugging Face folder"
+            )
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401 (through __getitem__)
+
+    def check(self, a: Architecture) -> None:
+        """Raise FamilyError for an entry that was not read and says that the model computes something else."""
+        usual = {
+            **NEUTRAL,
+            "attention.scale": (0, float(np.float32(a.d_head**-0.5))),
+            "attention.sliding_window": (0,),
+        }
+        for name in sorted(self.keys() & usual.keys() - self.read):
+            value = self[name]
+            is_wide = name == "attention.sliding_window" and isinstance(value, int) and value >= a.n_ctx
+            is_number = isinstance(value, int | float)
+            if not is_wide and not (is_number and any(np.isclose(value, same, rtol=1e-6) for same in usual[name])):
+                raise FamilyError(
+                    f"{self.kind}.{name} = {str(value)[:40]}: expected {' or '.join(map(str, usual[name]))}, as this "
+                    "reader computes nothing else; give the model's Hugging Face folder"
+                )
+
+    @property
+    def unread(self) -> list[str]:
+        """The full names of the entries that neither `architecture_from` nor `check` knows."""
+        return [f"{self.kind}.{name}" for name in sorted(self.keys() - self.read - set(WITHOUT_EFFECT))]
+
+
+def architecture_from(own: OwnEntries, facts: FileFacts) -> Architecture:
+    """The architecture of the file: the one that a config.json with the same entries describes.
+
+    Raises FamilyError for what cannot be represented, and LookupError for entries that are missing.
+    """
+    kind = own.kind
+    config: dict[str, Any] = {"model_type": kind, "vocab_size": facts.n_vocab, "tie_word_embeddings": facts.tied}
+    if kind == "gpt2":
+        sizes = {"n_layer": "block_count", "n_positions": "context_length", "n_embd": "embedding_length"}
+        sizes |= {"n_head": "attention.head_count", "layer_norm_epsilon": "attention.layer_norm_epsilon"}
+        config |= {name: own[key] for name, key in sizes.items()}
+        is_usual = own["feed_forward_length"] == 4 * own["embedding_length"]
+        return architecture_of(config | ({} if is_usual else {"n_inner": own["feed_forward_length"]}))
+    n_heads, width = own["attention.head_count"], own["embedding_length"]
+    d_head = own.get("attention.key_length", width // n_heads)
+    same = {"attention.value_length": d_head, "rope.dimension_count": d_head}
+    if wrong := [key for key, value in same.items() if own.get(key, value) != value]:
+        raise FamilyError(f"{kind}.{wrong[0]} = {own[wrong[0]]}, and heads have {d_head} coordinates: expected as many")
+    config |= {
+        "num_hidden_layers": own["block_count"],
+        "max_position_embeddings": own["context_length"],
+        "hidden_size": width,
+        "intermediate_size": own["feed_forward_length"],
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": own.get("attention.head_count_kv", n_heads),
+        "head_dim": d_head,
+        "rms_norm_eps": own["attention.layer_norm_rms_epsilon"],
+        "rope_parameters": {"rope_theta": own.get("rope.freq_base", 10_000.0)} | scaling_from(kind, own),
+    }
+    if kind == "llama":
+        config |= {"attention_bias": facts.attention_bias, "mlp_bias": facts.mlp_bias}
+    a = architecture_of(config)
+    return a if facts.factors is None else with_factors(a, facts.factors, facts.scalings)
+
+
+def scaling_from(kind: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of rope_parameters for the file's scaling. Raises FamilyError for one that is not read.
+
+    As in llama.cpp, a missing type is linear, the factor may have its older name, and 0 stands for 1.
+    """
+    word = own.get("rope.scaling.type", "linear")
+    if word not in ("none", "linear"):
+        raise FamilyError(f"{kind}.rope.scaling.type = {word}: expected none or linear")
+    if (multiplier := own.get("rope.scaling.attn_factor", 1.0)) != 1:
+        raise FamilyError(
+            f"{kind}.rope.scaling.attn_factor = {multiplier}: expected 1, as nothing multiplies what is rotated; give "
+            "the model's Hugging Face folder"
+        )
+    factor = own.get("rope.scaling.factor", own.get("rope.scale_linear", 0.0))
+    scales = word == "linear" and factor not in (0, 1)
+    return {"rope_type": "linear", "factor": factor} if scales else {"rope_type": "default"}
+
+
+def with_factors(
+    a: Architecture, factors: Tensor, scalings: tuple[tuple[float, float, float, int], ...]
+) -> Architecture:
+    """The architecture whose rotary frequencies are divided by these factors: one of the Llama 3 models."""
+    if a.scales_rotation:
+        raise FamilyError(
+            f"{FACTORS} and a rope factor of {a.positions.factor:g} both scale rotary positions: expected one of them; "
+            "give the model's Hugging Face folder"
+        )
+    for factor, low, high, n_trained in scalings:
+        fields = {"factor": factor, "low": low, "high": high, "n_trained": n_trained, "scaling": "llama3"}
+        scaled = a.with_fields({f"positions.{name}": value for name, value in fields.items()})
+        expected = frequency_factors(scaled)
+        if expected.shape == factors.shape and torch.allclose(expected, factors, rtol=1e-5):
+            return scaled
+    raise FamilyError(
+        f"{FACTORS} holds other factors than the Llama 3 models have, {factors.min():g} to {factors.max():g}: give the "
+        "model's Hugging Face folder"
+    )
+
+
+def check_gguf_tokenizer(tokenizer: Tokenizer) -> BPETokenizer:
+    """The same tokenizer. Raises FamilyError for one that llama.cpp cannot run."""
+    if not isinstance(tokenizer, BPETokenizer) or not tokenizer.merges:
+        raise FamilyError(
+            f"GGUF: llama.cpp cannot run a tokenizer of kind {tokenizer.kind}: expected byte-level BPE with merges"
+        )
+    pattern_of(json.loads(tokenizer.to_json()))
+    return tokenizer
 
 
 def tokenizer_keys(tokenizer: Tokenizer, n_vocab: int) -> dict[str, Any]:
@@ -283,10 +389,7 @@ def tokenizer_keys(tokenizer: Tokenizer, n_vocab: int) -> dict[str, Any]:
 
     Embedding rows without a token are called [PAD...] and never generated.
     """
-    if not isinstance(tokenizer, BPETokenizer) or not tokenizer.merges:
-        raise FamilyError(
-            f"GGUF: llama.cpp cannot run a tokenizer of kind {tokenizer.kind}: expected byte-level BPE with merges"
-        )
+    tokenizer = check_gguf_tokenizer(tokenizer)
     content = json.loads(tokenizer.to_json())
     ids = content["model"]["vocab"] | {token["content"]: token["id"] for token in content.get("added_tokens", ())}
     plain = {token["content"] for token in content.get("added_tokens", ()) if not token["special"]}
@@ -353,22 +456,26 @@ def write_gguf(
 ) -> int:
     """Write the file, one tensor at a time. Returns the bytes of tensors. Raises ImportError without the package gguf.
 
-    weights  number format of matrices: float32, float16 or q8_0 (8 bits, with a scale for every 32 numbers). Vectors,
-             position tables and routers stay float32, as llama.cpp requires.
+    weights  number format of matrices: float32, float16 or q8_0 (8 bits, with a scale for every 32 numbers). Vectors
+             and position tables stay float32, as llama.cpp requires.
     """
     import gguf
 
     shape = gguf_architecture(a)
-    shape = THEIR_NAMES.get(shape, shape)
     if tokenizer is None:
         raise FamilyError("a GGUF file includes a tokenizer, but this model has none: load it with tokenizer=PATH")
     said = tokenizer_keys(tokenizer, a.n_vocab)
     word, number = WEIGHTS[weights]
-    general = {"type": "model", "name": name or "model", "file_type": number, "quantization_version": 2}
+    general = {"type": "model", "name": sanitize(name) or "model", "file_type": number, "quantization_version": 2}
     general |= {"license": licence} if licence else {}
     writer = gguf.GGUFWriter(path, shape)
     chat = {} if chat_template is None else {"chat_template": chat_template}
-    for scope, keys in (("general", general), (shape, keys_of(a)), ("tokenizer.ggml", said), ("tokenizer", chat)):
+    for scope, keys in (
+        ("general", general),
+        (shape, keys_of(a, shape)),
+        ("tokenizer.ggml", said),
+        ("tokenizer", chat),
+    ):
         for key, value in keys.items():
             _add(writer, f"{scope}.{key}", value)
     total = 0
@@ -389,10 +496,10 @@ def write_gguf(
 
 
 def _kept_in(theirs: str, shape: Sequence[int], word: str) -> str:
-    """The number format of a tensor: float32 for vectors, positions and routers; float16 for q8_0 matrices whose rows
+    """The number format of a tensor: float32 for vectors and positions; float16 for q8_0 matrices whose rows
     are not whole blocks of 32; else the one that was asked for.
     """
-    if len(shape) == 1 or theirs.startswith("position_embd") or "ffn_gate_inp" in theirs:
+    if len(shape) == 1 or theirs.startswith("position_embd"):
         return "F32"
     return "F16" if word == "Q8_0" and shape[-1] % 32 else word
 

@@ -12,7 +12,6 @@ from pellucid.architecture import Architecture
 from pellucid.hub.config import (
     check_sizes,
     check_weights,
-    has_mxfp4,
     is_body,
     missing_tensor,
     read_config,
@@ -25,21 +24,23 @@ from pellucid.hub.files import (
     CONFIG,
     PICKLE,
     TRUSTED,
-    FolderError,
     is_adapter,
     read_description,
     weight_files,
 )
 from pellucid.hub.folder import Folder
 from pellucid.hub.gguf_file import open_gguf
-from pellucid.hub.mxfp4 import Mxfp4Tensors
-from pellucid.hub.own_code import PREFIX, Unprefixed, is_own
+from pellucid.hub.own_code import Unprefixed, is_own
 from pellucid.hub.peft import Changed, read_adapter
 from pellucid.hub.shards import Shards
 from pellucid.hub.text_towers import TextTensors, text_config, text_model_name, text_tower
 from pellucid.model import Transformer
 from pellucid.model.weights import empty_network
+from pellucid.model_names import FolderError, check_revision, is_local
+from pellucid.parameter_counts import count_parameters
+from pellucid.runs.device import check_fits
 from pellucid.text.chat_template import JINJA
+from pellucid.trust import Trust, trusts
 
 #: the files of a repository that are downloaded, and those of them that are not: what its subfolders hold, and the same
 #: weights once more as other software names them. Pickles are downloaded where the caller trusts them
@@ -48,7 +49,7 @@ UNWANTED = ("*/*", "consolidated*.safetensors")
 PICKLES = ("pytorch_model*.bin",)
 
 
-def open_folder(path: Path, *, trust: bool = False) -> Folder:
+def open_folder(path: Path, *, trust: Trust = False) -> Folder:
     """Open the model in a folder or in a GGUF file, without allocating it.
 
     Raises ValueError with one line if the folder holds no model, is damaged, or needs more numbers than its files hold.
@@ -67,14 +68,11 @@ def open_folder(path: Path, *, trust: bool = False) -> Folder:
         config, family, architecture = {}, None, Architecture.from_dict(description)
         check_sizes(path, architecture)
     else:
-        # what the entry says of the tensors is over once they are read
-        read = {"quantization_config"} if has_mxfp4(description) else set()
-        config = {entry: value for entry, value in description.items() if entry not in read}
+        config = description
         architecture = read_config(path, config)
         check_sizes(path, architecture)
         family = None if is_own(config) else family_of(config)
-    files = Shards(*weight_files(path, trust=trust))
-    shards = Mxfp4Tensors(files) if has_mxfp4(description) else files
+    shards = Shards(*weight_files(path, trust=trust))
     refuse_quantised(path, config, shards)
     tensors: Mapping[str, Tensor] = TextTensors(shards) if tower is not None else shards
     if family is not None and is_body(config, family, tensors):
@@ -84,16 +82,16 @@ def open_folder(path: Path, *, trust: bool = False) -> Folder:
         path, architecture, shards.n_numbers, lambda: missing_tensor(tensors, config, family) if family else ""
     )
     tensors = Unprefixed(shards, path) if is_own(config) else tensors
-    return Folder(path, architecture, family, config, tensors, trust, files=files, tower=tower)
+    return Folder(path, architecture, family, config, tensors, trust, files=shards, tower=tower)
 
 
-def _adapted(path: Path, config: Mapping[str, Any], trust: bool) -> Folder:
+def _adapted(path: Path, config: Mapping[str, Any], trust: Trust) -> Folder:
     """The base model of an adapter, with the changes applied as its tensors are read."""
     name = config.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise FolderError(f"{path / ADAPTER} names no model that it changes (base_model_name_or_path)")
     revision = config.get("revision")  # of a base on the hub; peft writes null for the main one
-    base_folder = find_folder(name, None if is_local(Path(name)) or not revision else str(revision), trust=trust)
+    base_folder = find_folder(name, None if is_local(name) or not revision else str(revision), trust=trust)
     if is_adapter(base_folder):
         raise FolderError(f"{path} changes {name}, which is an adapter itself: merge that one first (pellucid convert)")
     if base_folder.suffix == ".gguf":
@@ -104,11 +102,10 @@ def _adapted(path: Path, config: Mapping[str, Any], trust: bool) -> Folder:
     if (base_folder / "recipe.json").exists():
         raise FolderError(f"{path} changes the run {name}: load the run of the adapters instead, {path.parent}")
     base = open_folder(base_folder, trust=trust)
-    prefix, renames = (base.family.prefix, base.family.renames) if base.family else (PREFIX, {})
     changes = read_adapter(path, config)
     if base.tower is not None:
         changes = {text_model_name(module): change for module, change in changes.items()}
-    return replace(base, shards=Changed(base.shards, changes, prefix, renames), adapter=path)
+    return replace(base, shards=Changed(base.shards, changes, base.family, base.architecture), adapter=path)
 
 
 def read_network(
@@ -119,8 +116,9 @@ def read_network(
 ) -> Transformer:
     """A network of this architecture, in eval mode, with its parameters copied from `each`, one at a time.
 
-    Raises FolderError for unknown, missing or misshapen ones.
+    Raises FolderError for unknown, missing or misshapen ones, and RecipeError where memory does not suffice.
     """
+    check_fits(count_parameters(a)["total"], dtype, device)
     network = empty_network(a, dtype, device)
     parameters = dict(network.named_parameters())
     with torch.no_grad():
@@ -144,7 +142,7 @@ def checked_parameters(
         raise FolderError(f"the tensor {next(iter(missing))} is missing: the architecture needs it")
 
 
-def download(name: str, revision: str | None = None, *, trust: bool = False) -> Path:
+def download(name: str, revision: str | None = None, *, trust: Trust = False) -> Path:
     """The folder of a model on the hub, downloaded if it is not cached; `main` without a revision.
 
     With `trust`, pickled weights are downloaded where there are no others. Raises FolderError for unknown names and
@@ -154,7 +152,7 @@ def download(name: str, revision: str | None = None, *, trust: bool = False) -> 
     # what has no config.json is an adapter or a model of another kind, and its weights have other names
     if any(folder.glob("*.safetensors")) or not (folder / CONFIG).exists():
         return folder
-    if trust:
+    if trusts(trust, "pickles"):
         return download_files(name, revision, (*WANTED, *PICKLES))
     if not (folder / PICKLE).exists() and is_on_hub(name, revision, PICKLE):
         raise FolderError(
@@ -193,34 +191,7 @@ def is_on_hub(name: str, revision: str | None, file: str) -> bool:
         return False
 
 
-def is_local(path: Path) -> bool:
-    """Whether this is a path of this machine, there or not; anything else is a name on the hub (gpt2, OWNER/NAME)."""
-    plain = len(path.parts) in (1, 2) and not path.is_absolute() and ".." not in path.parts
-    return path.exists() or not plain or path.parts[:1] == ("runs",)
-
-
-def check_revision(path: Path, revision: str | None) -> None:
-    """Raise FolderError for a revision of a path of this machine: only repositories on the hub have them."""
-    if revision is None or not is_local(path):
-        return
-    instead = "leave it out"
-    if (path / "recipe.json").exists():
-        instead = "a run has checkpoints: give the step as checkpoint"
-    raise FolderError(
-        f"revision = {revision!r} applies to a name on the Hugging Face hub, but {path} is a path here: {instead}"
-    )
-
-
-def check_checkpoint(path: Path, checkpoint: str) -> None:
-    """Raise FolderError for a checkpoint of anything but a run: only runs have them."""
-    if checkpoint != "best" and not (path / "recipe.json").exists():
-        raise FolderError(
-            f"checkpoint = {checkpoint!r} applies to a run, but {path} is not a run: leave it out; a name on the "
-            "Hugging Face hub has revisions"
-        )
-
-
-def find_folder(name: str | Path, revision: str | None = None, *, trust: bool = False) -> Path:
+def find_folder(name: str | Path, revision: str | None = None, *, trust: Trust = False) -> Path:
     """The folder of this name if it exists, else the hub's model of that name (`gpt2`, `OWNER/NAME`).
 
     `revision` is a branch, a tag or a commit of the repository on the hub, and `trust` downloads pickled weights where

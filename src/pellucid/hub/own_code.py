@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.hub.files import FolderError
 from pellucid.hub.standalone import CONFIGURATION, MODELING, code_files
+from pellucid.model_names import FolderError
 
 MODEL_TYPE = "pellucid"
 #: the prefix of every tensor's name: the attribute of transformers' model that holds the network

@@ -23,10 +23,11 @@ from pellucid.architecture import Architecture
 from pellucid.hub.families import FamilyError, join_tensors, parameter_shapes, tensor_pairs
 from pellucid.hub.files import ADAPTER as CONFIG
 from pellucid.hub.files import ADAPTER_TENSORS as TENSORS
-from pellucid.hub.files import FolderError
+from pellucid.hub.own_code import PREFIX
 from pellucid.hub.shards import check_header
 from pellucid.hub.tables import Family, TensorRow
 from pellucid.hub.write import write_object
+from pellucid.model_names import FolderError
 
 #: a module's name, and which tensor of it this is: peft puts the weight that a pair changes beside that of a readout
 NAME = re.compile(r"base_model\.model\.([\w.]{1,200})\.(lora_A|lora_B|base_layer)\.weight")
@@ -150,8 +151,9 @@ def write_adapter(folder: Path, changes: Mapping[str, Change], rank: int, base: 
 def read_adapter(folder: Path, config: Mapping[str, Any]) -> dict[str, Change]:
     """The changes in a folder of peft, by module name, checked before they are read.
 
-    `config` is its adapter_config.json. Raises FolderError with one line for damaged files and for adapters that are
-    not of the form (alpha / r) B A, or (alpha / sqrt(r)) B A with use_rslora.
+    `config` is its adapter_config.json. Its `fan_in_fan_out` is not read: peft saves what the last module needed, and
+    goes by each module's type, as `Changed` goes by the table of the family. Raises FolderError with one line for
+    damaged files and for adapters that are not of the form (alpha / r) B A, or (alpha / sqrt(r)) B A with use_rslora.
     """
     for name, plain in PLAIN.items():
         if config.get(name) not in plain:
@@ -159,6 +161,11 @@ def read_adapter(folder: Path, config: Mapping[str, Any]) -> dict[str, Change]:
                 f"{folder / CONFIG} has {name} = {repr(config.get(name))[:60]}: only plain low-rank adapters are read"
             )
     _check_parameters(folder, config)
+    if not (folder / TENSORS).exists() and (pickled := folder / "adapter_model.bin").exists():
+        raise FolderError(
+            f"{folder} keeps its adapter as a pickle ({pickled.name}), which is read neither with trust nor without: "
+            f"open it with peft, whose save_pretrained writes {TENSORS}"
+        )
     sizes = check_header(folder / TENSORS)
     pairs: dict[str, dict[str, Tensor]] = {}
     with safe_open(folder / TENSORS, "pt") as file:
@@ -196,7 +203,7 @@ def _change(folder: Path, config: Mapping[str, Any], module: str, tensors: dict[
     if r != rank:
         raise FolderError(f"{folder / CONFIG} gives {module} rank {r}, but its matrices have rank {rank}")
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return Change(A, B, scale, config.get("fan_in_fan_out") is True, tensors.get("base_layer"))
+    return Change(A, B, scale, base_weight=tensors.get("base_layer"))
 
 
 def _number_for(folder: Path, config: Mapping[str, Any], module: str, name: str, default: str) -> float:
@@ -222,8 +229,8 @@ class Changed(Mapping[str, Tensor]):
     """Tensors of a model's files, with changes added to some of them when they are looked up.
 
     All of them have the precision of the files or float32, whichever is finer; with `is_rounded` that of the files.
-    `prefix` is what the names of the files or of the adapter may omit, and `renames` are the parts of names that one of
-    them may still have (`Family.renames`). Raises FolderError for a change of an unknown module, or of other weights
+    The names of the files or of the adapter may lack the prefix of the family, None for our names, and one of them may
+    still have what `Family.renames` lists. Raises FolderError for a change of an unknown module, or of other weights
     than those of the files.
     """
 
@@ -233,19 +240,23 @@ class Changed(Mapping[str, Tensor]):
         self,
         tensors: Mapping[str, Tensor],
         changes: Mapping[str, Change],
-        prefix: str,
-        renames: Mapping[str, str] | None = None,
+        family: Family | None,
+        a: Architecture,
     ):
         self.tensors, self.changes = tensors, {}
+        prefix, renames = (family.prefix, family.renames) if family else (PREFIX, {})
 
         def present(name: str) -> str:
-            for old, new in (renames or {}).items():
+            for old, new in renames.items():
                 name = name.replace(old, new)
             return name.removeprefix(prefix)
 
         names = {present(name): name for name in tensors}
+        rows = tensor_pairs(family, parameter_shapes(a), a) if family else ()
+        in_x_out = {present(theirs) for _, theirs, row in rows if row.transposed}
         for module, change in changes.items():
-            name = names.get(present(f"{module}.weight"))
+            weight = present(f"{module}.weight")
+            name, change = names.get(weight), dataclasses.replace(change, transposed=weight in in_x_out)
             if name is None:
                 raise FolderError(
                     f"the adapter changes {module}, and the files of the model hold no weight of that name: does the "

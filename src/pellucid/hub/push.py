@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pellucid.hub.files import FolderError
+from pellucid.model_names import FolderError
 
 
 def push(path: Path, repo: str) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pellucid.hub.files import LONGEST_INDEX, FolderError, parse_object
+from pellucid.hub.files import LONGEST_INDEX, parse_object
+from pellucid.model_names import FolderError
 
 #: the type of each format of numbers
 FORMATS = {"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "U16": torch.uint16}

@@ -1,22 +1,25 @@
 """Run Hugging Face's transformers, where it is installed: its logits for our tokens."""
 
-import importlib.util
 import inspect
 import json
 import warnings
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pellucid.hub.config import has_mxfp4
-
 
 def is_installed(adapter: Path | None = None) -> bool:
     """Whether transformers, and peft for an adapter, can be imported, without importing them."""
-    return all(importlib.util.find_spec(name) is not None for name in _packages(adapter))
+    return not missing(adapter)
+
+
+def missing(adapter: Path | None = None) -> str:
+    """Those of transformers, and of peft for an adapter, that cannot be imported."""
+    return " and ".join(name for name in _packages(adapter) if find_spec(name) is None)
 
 
 def version(adapter: Path | None = None) -> str:
@@ -59,7 +62,7 @@ def their_logits(
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}  # the other ones lack some precisions
-    options: dict[str, Any] = {} if isinstance(model_class, type) else eager | dequantised(folder)
+    options: dict[str, Any] = {} if isinstance(model_class, type) else eager
     opened: Any = model_class if isinstance(model_class, type) else getattr(transformers, model_class)
     try:
         model, info = opened.from_pretrained(
@@ -79,8 +82,8 @@ def their_logits(
     if adapter is not None:
         from peft import PeftModel
 
-        with warnings.catch_warnings():  # peft uses a name of transformers that its next version changes
-            warnings.simplefilter("ignore", FutureWarning)
+        with warnings.catch_warnings():  # the logits show what its warnings are about
+            warnings.simplefilter("ignore")
             model = PeftModel.from_pretrained(model, str(adapter)).to(dtype)
     if hidden_of is not None:
         only = {name: values[hidden_of] for name, values in given.items()}
@@ -94,16 +97,8 @@ def their_logits(
             # which is -inf; the padding's output is then not a number, and 0 times it spreads
             model.float()
         output = _read(model.eval(), text, inputs)
-        outputs.append(None if output is None else output.logits.double())
+        outputs.append(None if output is None else output.logits.cpu().double())
     return outputs
-
-
-def dequantised(folder: Path) -> dict[str, Any]:
-    """What lets transformers compute with the numbers that MXFP4 stands for, whichever kernels it has."""
-    from transformers.utils.quantization_config import Mxfp4Config
-
-    config = json.loads((folder / "config.json").read_bytes())
-    return {"quantization_config": Mxfp4Config(dequantize=True)} if has_mxfp4(config) else {}
 
 
 #: the position of the first token, for models that do not count from 0

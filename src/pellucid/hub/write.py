@@ -1,8 +1,9 @@
 """Write folders that other projects open: weights in safetensors, one tensor at a time, and all other files."""
 
+import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,24 +13,20 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.hub.families import (
-    FAMILIES,
-    FamilyError,
-    because_of,
-    config_of,
-    each_in_the_way,
-    in_the_way,
-    n_in_the_way,
-)
-from pellucid.hub.files import GENERATION, read_object
+from pellucid.hub.families import FAMILIES, FamilyError, config_of
+from pellucid.hub.files import GENERATION, NOTES, read_object
 from pellucid.hub.folder import Folder
 from pellucid.hub.own_code import code_config
+from pellucid.hub.round_trip import able_target, first_able
 from pellucid.hub.shards import FORMATS
 from pellucid.hub.tables import Family
-from pellucid.text.chat_template import ChatError, ChatTemplate, write_chat_template
-from pellucid.text.tokenizers.base import MASKS, Tokenizer
+from pellucid.json_files import LONGEST, read_regular
+from pellucid.text.chat_template import JINJA, ChatError, ChatTemplate, write_chat_template
+from pellucid.text.tokenizers.base import MASKS, OPTIONS_FILE, Tokenizer, token_name
+from pellucid.text.tokenizers.beside import options_beside
 from pellucid.text.tokenizers.external import ExternalTokenizer
 from pellucid.text.tokenizers.post_processor import template_around
+from pellucid.text.tokenizers.tokenizer import tokenizer_files
 
 Tensors = Callable[[], Iterator[tuple[str, Tensor]]]
 
@@ -38,32 +35,8 @@ DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", to
 SHARD = 5 * 10**9
 #: if the context is no longer than this, a family's generate needs a limit: pipelines generate 256 tokens
 SHORT = 1024
-#: how many families a refusal names where none can represent an architecture
-NEAREST = 3
 #: the entries of config.json that name tokens with a use of their own
 TOKEN_IDS = tuple(f"{role}_token_id" for role in ("bos", "eos", "pad", "decoder_start", "forced_bos", "forced_eos"))
-
-
-def families_for(a: Architecture) -> list[Family]:
-    """Every family that can represent the architecture."""
-    return [family for family in FAMILIES.values() if not in_the_way(a, family)]
-
-
-def choose_family(a: Architecture, name: str | None = None) -> Family:
-    """The family of this name, or the first that can represent the architecture. Raises FamilyError with the option."""
-    if name is not None and name not in FAMILIES:
-        raise FamilyError(f"there is no family {name!r}: choose one of {', '.join(FAMILIES)}")
-    asked = list(FAMILIES.values()) if name is None else [FAMILIES[name]]
-    if able := next((family for family in asked if not in_the_way(a, family)), None):
-        return able
-    nearest = sorted(asked, key=lambda family: n_in_the_way(a, family))[:NEAREST]
-    ways = because_of([(family.name, each_in_the_way(a, family)) for family in nearest])
-    others = "" if len(nearest) == len(asked) else f", and {len(asked) - len(nearest)} other families are no nearer"
-    option = "--family" if name else "--for transformers"
-    raise FamilyError(
-        f"this architecture cannot be written as a model of another project: {ways}{others}. Without {option}, "
-        "pellucid convert writes it with code that transformers opens"
-    )
 
 
 def without_dropout(a: Architecture) -> Architecture:
@@ -77,12 +50,14 @@ def exported_as(a: Architecture, name: str | None = None) -> tuple[Family, Archi
 
     Dropout rates are set to 0 if no such family has them. Raises FamilyError, which names the option.
     """
+    if name is not None and name not in FAMILIES:
+        raise FamilyError(f"there is no family {name!r}: choose one of {', '.join(FAMILIES)}")
+    families = list(FAMILIES.values()) if name is None else [FAMILIES[name]]
     bare = without_dropout(a)
-    family = choose_family(bare, name)
-    if not in_the_way(a, family):
+    if a != bare and (family := first_able(a, families)):
         return family, a
-    with_rates = families_for(a) if name is None else []
-    return (with_rates[0], a) if with_rates else (family, bare)
+    advice = ". Without --family, pellucid convert writes it with code that transformers opens"
+    return able_target(bare, families, "a model of another project", advice), bare
 
 
 #: called with the number of tensors written, and of all tensors
@@ -161,6 +136,12 @@ def _write_file(path: Path, entries: list[Entry], waiting: Iterator[tuple[str, T
 def write_object(path: Path, values: dict[str, Any]) -> None:
     """Write a JSON object, indented."""
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
+
+
+def write_notes(folder: Path, notes: Sequence[str]) -> None:
+    """Keep what was said of a model beside it, in our layout: `Folder.reading_notes` says it again."""
+    if notes:
+        write_object(folder / NOTES, {"notes": list(notes)})
 
 
 def write_config(
@@ -264,6 +245,34 @@ def write_chat(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> No
         write_object(path, json.loads(path.read_bytes()) | {"eos_token_id": template.end_ids(tokenizer)})
 
 
+def carry_over(folder: Path, source: Folder, family: Family, has_tokenizer: bool) -> None:
+    """Put what a source of Hugging Face says about generation and its tokenizer in the place of what was written anew.
+
+    Code of the tokenizer's own (auto_map) is left out. An adapter with a tokenizer of its own keeps that one's ids.
+    """
+    beside = source.path / GENERATION
+    theirs = read_object(source.path, GENERATION) if beside.exists() else {}
+    if source.adapter is not None and tokenizer_files(source.adapter):
+        write_object(folder / GENERATION, theirs | read_object(folder, GENERATION))
+        return
+    config = {name: source.config.get(name) for name in TOKEN_IDS if name not in family.constants}
+    plain = read_object(folder, "config.json")
+    named = {name: i for name, i in config.items() if i is not None or name in plain}
+    write_object(folder / "config.json", plain | named)
+    (folder / GENERATION).unlink(missing_ok=True)
+    if beside.exists():
+        write_object(folder / GENERATION, theirs)
+    if has_tokenizer and (options := options_beside(source.path)):
+        if options.pop("auto_map", None):
+            options["tokenizer_class"] = "PreTrainedTokenizerFast"
+        for use, entry in options.items():
+            if use.endswith("_token") and isinstance(entry, dict) and "__type" not in entry:
+                options[use] = token_name(entry)
+        write_object(folder / OPTIONS_FILE, options)
+        if (source.path / JINJA).exists():
+            (folder / JINJA).write_bytes(read_regular(source.path / JINJA, LONGEST))
+
+
 def closing(tokenizer: Tokenizer) -> dict[str, Any]:
     """The post_processor that turns a text's ids into `Tokenizer.source_ids`."""
     *before, behind = tokenizer.source_ids([])
@@ -288,5 +297,6 @@ def roles_of(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def dtype_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """The precision of the first tensor, as config.json names it."""
-    return str(next(iter(tensors))[1].dtype).removeprefix("torch.")
+    """The precision that holds the numbers of all tensors, as config.json names it; transformers reads them all so."""
+    dtypes = [tensor.dtype for _, tensor in tensors]
+    return str(functools.reduce(torch.promote_types, dtypes)).removeprefix("torch.")

@@ -7,6 +7,7 @@ from pellucid.lens.analysis.patching import Patching, patch
 from pellucid.lens.analysis.path_patching import PathEffect, path_patch
 from pellucid.lens.analysis.residual import Decomposition, decompose
 from pellucid.lens.core.inputs import InputError, Inputs
+from pellucid.lens.core.recording import TraceError
 from pellucid.lens.trace import Trace, trace
 from pellucid.lens.weights.circuit_weights import CircuitError
 from pellucid.lens.weights.circuits import Circuits
@@ -31,6 +32,7 @@ __all__ = [
     "Patching",
     "PathEffect",
     "Trace",
+    "TraceError",
     "WeightsView",
     "Why",
     "ablate",

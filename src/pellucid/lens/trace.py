@@ -31,6 +31,10 @@ class Trace(Recording):
     when it is read, which costs the time of one block. A name that the architecture lacks raises KeyError with the
     reason.
 
+    What is read is a copy, and nothing that is done later changes it: where the weights have changed since, whatever
+    needs them raises TraceError. With grad=True kept tensors are those of the graph, which raise it once they were
+    changed in place.
+
     inputs   the input of the pass; `tokens` shows it
     edits    the edits, each resolved to one full name
     values   the tensors that are kept, by full name

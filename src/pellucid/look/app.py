@@ -8,6 +8,7 @@ import numpy as np
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
+from pellucid.lens.core.recording import TraceError
 from pellucid.look import (
     attention,
     circuits,
@@ -20,7 +21,7 @@ from pellucid.look import (
 )
 from pellucid.look.answers import npy
 from pellucid.look.model_card import model_facts
-from pellucid.look.session import PromptBody, Session
+from pellucid.look.session import GONE, PromptBody, Session
 from pellucid.look.trace_card import trace_facts
 from pellucid.serve.app import LOOPBACK, install_errors
 from pellucid.serve.json_bodies import StrictRoute
@@ -34,7 +35,7 @@ PAGES = (reading, tokens, attention, stream, circuits, experiment, training)
 #: the pages that apply to a predictor without attention; the card of the model says why the others do not
 PREDICTOR_PAGES = (predictor_reading, tokens, training)
 #: files of pellucid/web that this page shares with others
-SHARED = ("common.css", "common.js", "preact.js")
+SHARED = ("common.css", "common_print.css", "common.js", "preact.js")
 
 
 def look_files() -> PageFiles:
@@ -76,6 +77,10 @@ def make_look_app(
     for module in PREDICTOR_PAGES if session.predictor_kind else PAGES:
         module.add_routes(app, session)
     install_errors(app)
+
+    @app.exception_handler(TraceError)
+    async def other_weights(_request: Request, error: TraceError) -> JSONResponse:
+        return JSONResponse(error_body(str(error), "invalid_request_error", "trace_gone"), GONE)
 
     @app.exception_handler(KeyError)
     async def no_such_tensor(_request: Request, error: KeyError) -> JSONResponse:

@@ -101,7 +101,7 @@ def attention_overview(t: Recording, part: str = "attn", side: int = THUMBNAIL_S
         yield {"layer": layer, "tiles": tiles, "scores": {kind: numbers(values) for kind, values in scores.items()}}
     if chosen == "attn":
         try:
-            yield {"copying": numbers(Circuits(t.network, t.tokenizer).copying())}
+            yield {"copying": numbers(Circuits(t.module(""), t.tokenizer).copying())}
         except CircuitError as error:
             yield {"copying_reason": str(error)}
 
@@ -241,7 +241,7 @@ def attention_reasons(
     """Why a query attends to a key: the k largest parts of the score, and the sum of the others.
 
     `compared` is each part's value less its mean over the other keys that the query may read: what it does for this
-    key alone, since a softmax without a sink ignores what all keys share. Raises InputError.
+    key alone, since a softmax ignores what all keys share. Raises InputError.
     """
     chosen = check_part(t, part)
     parts = why(t, layer, head, query, side=side, by=by, part=chosen)
@@ -355,14 +355,11 @@ def add_routes(app: FastAPI, session: Session) -> None:
 
 def kept_labels(session: Session, checkpoint: str) -> dict[str, Any]:
     """The names of a model's heads, once for each checkpoint; `reason` where random tokens cannot give them."""
-    name = ("head labels", checkpoint)
-    if name not in session.results:
+
+    def labels() -> dict[str, Any]:
         try:
-            session.results[name] = labels_panel(session.model(checkpoint).heads(kinds=LABEL_KINDS))
+            return labels_panel(session.model(checkpoint).heads(kinds=LABEL_KINDS))
         except InputError as error:
-            session.results[name] = {
-                "labels": [],
-                "threshold": LABEL_THRESHOLD,
-                "reason": f"Heads have no names: {error}.",
-            }
-    return session.results[name]
+            return {"labels": [], "threshold": LABEL_THRESHOLD, "reason": f"Heads have no names: {error}."}
+
+    return session.once(("head labels", checkpoint), labels)

@@ -34,7 +34,12 @@ def cached_step(trace: Trace, pos: int) -> dict[str, Any]:
     if reason := why_no_cache(trace):
         return {"reason": reason}
     a, at = trace.architecture, trace.position(pos)
-    ids, network = trace.ids[:, : at + 1], trace.network
+    if a.frequency_border and at <= a.frequency_border < trace.ids.size(1):
+        return {
+            "reason": f"This text has more than {a.frequency_border} tokens (positions.n_trained), so that longrope "
+            "gives it other frequencies than its beginning, which a cache would hold: choose a later position."
+        }
+    ids, network = trace.ids[:, : at + 1], trace.module("")
     cache = Cache(a, capacity=at + 1, dtype=trace["blocks.0.attn.k"].dtype, device=ids.device)
     if at:
         network.hidden(ids[:, :at], cache=cache)

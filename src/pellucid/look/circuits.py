@@ -7,7 +7,7 @@ same numbers from `model`, and `not_shown`, what the panel leaves out. A panel t
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from fastapi import Depends, FastAPI, Request
@@ -28,14 +28,16 @@ from pellucid.lens.weights.positional import (
 from pellucid.look.answers import json_number, npy, numbers
 from pellucid.look.session import Session
 from pellucid.look.stream import known_token, token_of
+from pellucid.look.tokens import tokens_in_text
 from pellucid.tensor_names import AttentionPart
 
 Table = Literal["embed", "unembed", "positions"]
+View = TypeVar("View", Circuits, Embeddings)
 
-#: circuits of other checkpoints and parts that are kept, each with its model
-MAX_CIRCUITS = 4
 #: distances at which the scores of a head are shown, and rows of positions
 MOST_DISTANCES, MOST_POSITIONS = 64, 256
+#: Python of the ids that `among` takes
+LISTED = "from pellucid.look.tokens import tokens_in_text\n\nlisted = tokens_in_text(model)\n"
 RAW = (
     "Norms between the parts are left aside: the matrices are as trained, without the gains that scale what they read."
 )
@@ -45,7 +47,8 @@ def circuits_code(circuits: Circuits) -> str:
     """The Python of these circuits."""
     options = {"part": circuits.part, "fold_norms": circuits.fold_norms, "centre": circuits.centre}
     defaults = {"part": "attn", "fold_norms": False, "centre": False}
-    return f"model.circuits({', '.join(f'{k}={v!r}' for k, v in options.items() if v != defaults[k])})"
+    code = f"model.circuits({', '.join(f'{k}={v!r}' for k, v in options.items() if v != defaults[k])})"
+    return code if circuits.listed is None else f"{code}.among(listed)"
 
 
 def offset_argument(head: Head, offset: int | None) -> int | None:
@@ -214,7 +217,8 @@ def embedding_neighbours(
         "token": {"id": number, "text": table.spell(number)},
         "neighbours": table.neighbours(number, k, by),
         "by": by,
-        "code": f'neighbours = model.embeddings("{table.of}").neighbours({number}, k={k}, by="{by}")',
+        "code": f'neighbours = model.embeddings("{table.of}"){"" if table.listed is None else ".among(listed)"}'
+        f'.neighbours({number}, k={k}, by="{by}")',
         "not_shown": "Rows are compared over all coordinates, whether or not a later block reads them.",
     }
 
@@ -307,48 +311,71 @@ def scores_over_distance(
 
 @dataclass(frozen=True)
 class WeightsQuery:
-    """Which weights a request of this page is about; `fold` folds the norms' gains into them."""
+    """Which weights a request of this page is about; `fold` folds the norms' gains into them.
+
+    every_token: lists hold tokens that do not occur in the training text, too.
+    """
 
     part: AttentionPart = "attn"
     fold: bool = False
     checkpoint: str = ""
+    every_token: bool = False
 
 
 Asked = Annotated[WeightsQuery, Depends()]
 
 
-def kept_circuits(session: Session, asked: WeightsQuery) -> Circuits:
-    """The circuits of a model at a checkpoint, which keep the products that all heads share; the latest few stay."""
-    latest: dict[WeightsQuery, Circuits] = session.results.setdefault("latest circuits", {})
-    circuits = latest.pop(asked, None)
-    if circuits is None:
-        circuits = session.model(asked.checkpoint).circuits(part=asked.part, fold_norms=asked.fold)
-    latest[asked] = circuits
-    while len(latest) > MAX_CIRCUITS:
-        del latest[next(iter(latest))]
-    return circuits
+def circuits_of(session: Session, asked: WeightsQuery) -> Circuits:
+    """The circuits of a model at a checkpoint."""
+    return session.model(asked.checkpoint).circuits(part=asked.part, fold_norms=asked.fold)
 
 
-def kept(session: Session, name: Any, compute: Callable[[], Any]) -> Any:
-    """A result of this page that is computed once."""
-    if ("circuits", name) not in session.results:
-        session.results["circuits", name] = compute()
-    return session.results["circuits", name]
+def listing(session: Session, view: View, every_token: bool, panel: Callable[[View], dict[str, Any]]) -> dict[str, Any]:
+    """A panel whose lists hold the training text's tokens; all, if they are asked for or there is no such text."""
+    ids = None if every_token else text_ids(session)
+    if ids is None:
+        return panel(view)
+    answer = panel(view.among(ids))
+    return answer | {"code": LISTED + answer["code"]} if "code" in answer else answer
+
+
+def text_ids(session: Session) -> Tensor | None:
+    """The ids that occur in the training text, found once; None where there is none, or an encoder reads a source."""
+    model = session.opened
+    if model.architecture.encoder is not None:
+        return None
+    if "text ids" not in session.results:
+        try:
+            session.results["text ids"] = tokens_in_text(model)
+        except ValueError:  # from no run, or its text has changed
+            session.results["text ids"] = None
+    return session.results["text ids"]
 
 
 def add_routes(app: FastAPI, session: Session) -> None:
     """The routes of the page Circuits."""
 
     async def of(request: Request, asked: WeightsQuery, panel: Callable[[Circuits], Any]) -> Any:
-        return await session.compute(request, lambda: panel(kept_circuits(session, asked)))
+        return await session.compute(request, lambda: panel(circuits_of(session, asked)))
+
+    async def lists(request: Request, asked: WeightsQuery, panel: Callable[[Circuits], dict[str, Any]]) -> Any:
+        return await of(request, asked, lambda circuits: listing(session, circuits, asked.every_token, panel))
+
+    @app.get("/api/w/listed")
+    async def listed(request: Request) -> dict[str, Any]:
+        ids = await session.compute(request, text_ids, session)
+        return {"listed": None if ids is None else len(ids), "of": session.opened.architecture.n_vocab}
 
     def plane_of(checkpoint: str, table: Table) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        return kept(session, (checkpoint, table), lambda: embedding_plane(session.model(checkpoint).embeddings(table)))
+        def plane() -> tuple[dict[str, Any], dict[str, Tensor]]:
+            return embedding_plane(session.model(checkpoint).embeddings(table))
+
+        return session.once(("plane", checkpoint, table), plane)
 
     @app.get("/api/w/heads")
     async def heads(request: Request, asked: Asked, offset: int | None = None) -> dict[str, Any]:
         def panel(circuits: Circuits) -> dict[str, Any]:
-            return kept(session, ("heads", asked, offset), lambda: heads_by_weights(circuits, offset))
+            return session.once(("circuits of heads", asked, offset), lambda: heads_by_weights(circuits, offset))
 
         return await of(request, asked, panel)
 
@@ -356,13 +383,13 @@ def add_routes(app: FastAPI, session: Session) -> None:
     async def one_head(
         request: Request, asked: Asked, layer: int, head: int, offset: int | None = None
     ) -> dict[str, Any]:
-        return await of(request, asked, lambda circuits: head_circuits(circuits, layer, head, offset))
+        return await lists(request, asked, lambda circuits: head_circuits(circuits, layer, head, offset))
 
     @app.get("/api/w/head/{layer}/{head}/token")
     async def token_of_head(
         request: Request, asked: Asked, layer: int, head: int, token: str, offset: int | None = None
     ) -> dict[str, Any]:
-        return await of(request, asked, lambda c: look_up_token(c, layer, head, token_of(token), offset))
+        return await lists(request, asked, lambda c: look_up_token(c, layer, head, token_of(token), offset))
 
     @app.get("/api/w/head/{layer}/{head}/distances")
     async def distances(request: Request, asked: Asked, layer: int, head: int, query: str, key: str) -> dict[str, Any]:
@@ -371,13 +398,13 @@ def add_routes(app: FastAPI, session: Session) -> None:
     @app.get("/api/w/compose/{kind}")
     async def composition(request: Request, asked: Asked, kind: Kind, offset: int | None = None) -> dict[str, Any]:
         def panel(circuits: Circuits) -> dict[str, Any]:
-            return kept(session, ("compose", asked, kind, offset), lambda: composition_graph(circuits, kind, offset)[0])
+            return session.once(("compose", asked, kind, offset), lambda: composition_graph(circuits, kind, offset)[0])
 
         return await of(request, asked, panel)
 
     @app.get("/api/w/neuron/{layer}/{neuron}")
     async def neuron(request: Request, asked: Asked, layer: int, neuron: int) -> dict[str, Any]:
-        return await of(request, asked, lambda circuits: neuron_memory(circuits, layer, neuron))
+        return await lists(request, asked, lambda circuits: neuron_memory(circuits, layer, neuron))
 
     @app.get("/api/w/embed/{of}/neighbours")
     async def neighbours(
@@ -386,10 +413,13 @@ def add_routes(app: FastAPI, session: Session) -> None:
         token: str,
         by: Literal["cosine", "product", "distance"] = "cosine",
         checkpoint: str = "",
+        every_token: bool = False,
     ) -> dict[str, Any]:
-        return await session.compute(
-            request, lambda: embedding_neighbours(session.model(checkpoint).embeddings(of), token_of(token), by)
-        )
+        def panel() -> dict[str, Any]:
+            table, every = session.model(checkpoint).embeddings(of), every_token or of == "positions"
+            return listing(session, table, every, lambda rows: embedding_neighbours(rows, token_of(token), by))
+
+        return await session.compute(request, panel)
 
     @app.get("/api/w/embed/{of}")
     async def embedding(request: Request, of: Table, checkpoint: str = "") -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
+from torch import Tensor
 
 from pellucid.edits import add, to_json
 from pellucid.lens.analysis import metrics
@@ -255,12 +256,24 @@ def ablation_lines(model: Model, body: AblateBody) -> Iterator[dict[str, Any]]:
 
 
 def steering_lines(model: Model, body: SteerBody) -> Iterator[dict[str, Any]]:
-    """What A's next token becomes as multiples of a direction are added at every position, a line for each factor."""
-    vector = model.direction([body.towards], [body.away], at=body.at, pos=body.pos, **body.options())
+    """What A's next token becomes as multiples of a direction are added at every position, a line for each factor.
+
+    start  the length of the direction, and those of the two that a page offers; 0 where both texts have the same there
+    """
+    offered: dict[str, int | Literal["mean"]] = {"mean": "mean", "last": -1}
+
+    def direction(pos: int | Literal["mean"]) -> Tensor:
+        return model.direction([body.towards], [body.away], at=body.at, pos=pos, **body.options())
+
+    vector, lengths = (
+        direction(body.pos),
+        {name: json_number(float(direction(pos).norm())) for name, pos in offered.items()},
+    )
     # a metric that compares, such as KL, compares with the run that is not steered
     metric = PreparedMetric(body.metric.named(model).metric(), model.trace(body.a, **body.options()))
     name = metric.metric.name
-    yield {"kind": "start", "length": json_number(vector.norm()), "factors": FACTORS, "metric": name}
+    start = {"kind": "start", "length": json_number(float(vector.norm())), "lengths": lengths}
+    yield start | {"factors": FACTORS, "metric": name}
     for factor in FACTORS:
         trace = model.trace(body.a, edits=[add(body.at, vector, factor)] if factor else [], **body.options())
         top = [{"text": text, "p": p} for text, p in trace.top(k=TOP)]

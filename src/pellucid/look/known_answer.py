@@ -21,7 +21,6 @@ embedding to unembedding  a table of bigrams: which word usually follows which
 
 import itertools
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -116,7 +115,6 @@ def codes() -> Tensor:
     return torch.tensor([*of_words, N_CODES - 2, N_CODES - 1])
 
 
-@cache
 def known_network() -> Transformer:
     """The network with every weight written by hand; weights that are not named here are zero.
 
@@ -197,10 +195,12 @@ def _write_unembedding(network: Transformer) -> None:
     for word, followers in FOLLOWERS.items():
         for follower in followers:
             bigrams[WORDS.index(follower), WORDS.index(word)] = 10
-    # what heads copy where there is nothing else to read: no word follows itself, and no country its city
+    # against what heads copy where there is nothing else to read: no word follows itself, and no country a word that
+    # does not ask
     bigrams -= 25 * torch.eye(N_CODES)
-    for city, country in FACTS.items():
-        bigrams[WORDS.index(country), WORDS.index(city)] = -25
+    others = [code for code in range(N_CODES) if code not in [WORDS.index(word) for word in ASKING]]
+    for country in FACTS.values():
+        bigrams[WORDS.index(country), others] = -25
     W_U[:, TOKEN] = bigrams[of_code] * with_blank[:, None]
     # a text that follows the separator begins without a blank
     W_U[:, TOKEN][~with_blank, N_CODES - 2] = 8

@@ -42,9 +42,8 @@ def mixture_steps(steps: MlpStepWriter, at: str, reads: str) -> Iterator[Step]:
     """The router's logits, the weights of the experts, and what each expert computes from `reads`."""
     mlp, x = steps.a.mlp, steps.tensor(reads)
     where = "layers.py", "mixture_of_experts"
-    has_bias = mlp.router_bias == "all"
-    right = f"{steps.symbol(reads)} W_R^T{' + b_R' if has_bias else ''}"
-    code = f"result = {steps.linear(at + 'router', x, has_bias)}"
+    right = f"{steps.symbol(reads)} W_R^T"
+    code = f"result = {steps.linear(at + 'router', x, False)}"
     yield steps.step(at + "router", "mlp", right, code, (*where, 'tap("router"'))
     yield steps.step(at + "expert_weights", "mlp", *expert_weights(steps, at), (*where, 'tap("expert_weights"'))
     for e in range(mlp.experts):

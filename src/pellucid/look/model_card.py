@@ -1,15 +1,17 @@
 """What the page knows of the model before any prompt: its sizes, its tensors by name, its checkpoints."""
 
+from pathlib import Path
 from typing import Any
 
-from pellucid.look.known_answer import KNOWN_ANSWER, PROMPTS
-from pellucid.look.session import Session
-from pellucid.parameter_counts import count_parameters
-from pellucid.tensor_names import axes, names, row
-from pellucid.text.tokenizers.base import BLANK
+import torch
 
-#: the first prompt of a model whose run says nothing better
-EXAMPLE = "When Mary and John went to the shops, John gave a drink to"
+from pellucid.look.first_prompts import first_prompts
+from pellucid.look.known_answer import KNOWN_ANSWER
+from pellucid.look.session import Model, Session
+from pellucid.parameter_counts import count_parameters
+from pellucid.predictors.mixture import NGramMixture
+from pellucid.predictors.predictor import Predictor
+from pellucid.tensor_names import axes, names, row
 
 
 def model_facts(session: Session, checkpoint: str = "") -> dict[str, Any]:
@@ -19,6 +21,7 @@ def model_facts(session: Session, checkpoint: str = "") -> dict[str, Any]:
     tokenizer = model.tokenizer
     return {
         "name": session.name,
+        "loading": loading_code(model),
         "folder": model.provenance.get("folder"),
         "step": model.provenance.get("step"),
         "steps": list(session.steps),
@@ -35,9 +38,31 @@ def model_facts(session: Session, checkpoint: str = "") -> dict[str, Any]:
         "special": dict(tokenizer.special),
         "begins_with": "".join(map(tokenizer.token_str, tokenizer.before if a.encoder is None else ())),
         "tensors": [tensor_facts(name) for name in names(a)],
-        "example": example_text(session),
-        "example_source": example_text(session),
+        **examples(session),
     }
+
+
+def loading_code(model: Model) -> str:
+    """Python that opens the model that is shown at its checkpoint, which every copied code begins with."""
+    provenance = model.provenance
+    folder, step = provenance.get("folder"), provenance.get("step")
+    if folder == KNOWN_ANSWER:
+        return "import pellucid\nfrom pellucid.language_model import known_answer\n\nmodel = known_answer()\n"
+    known = {"folder", "step", "of_shorter_run", "revision", "trust", "allow_nan", "tokenizer", "notes"}
+    if not folder or provenance.keys() - known or provenance.get("tokenizer", "") is None:
+        return "import pellucid\n\n# model is the one that your program opened this inspector with: no folder has it\n"
+    checkpoint = "" if step is None or provenance.get("of_shorter_run") else f", checkpoint={str(step)!r}"
+    options = "".join(f", {name}={provenance[name]!r}" for name in ("trust", "allow_nan") if provenance.get(name))
+    if isinstance(model, Predictor):
+        # of a run with an n-gram the best checkpoint alone, which is the default, is opened with it
+        options = options if isinstance(model.network, NGramMixture) else checkpoint + options
+        return f"import pellucid\n\nmodel = pellucid.load_predictor({str(Path(folder).absolute())!r}{options})\n"
+    dtype = model.network.embed.token.weight.dtype
+    imported = "" if dtype == torch.float32 else "import torch\n\n"
+    options = checkpoint + options + ("" if dtype == torch.float32 else f", dtype={dtype}")
+    if tokenizer := provenance.get("tokenizer"):
+        options += f", tokenizer={str(Path(tokenizer).absolute())!r}"
+    return f"import pellucid\n{imported or chr(10)}model = pellucid.load({str(Path(folder).absolute())!r}{options})\n"
 
 
 def tensor_facts(name: str) -> dict[str, Any]:
@@ -46,22 +71,9 @@ def tensor_facts(name: str) -> dict[str, Any]:
     return {"name": name, "axes": axes(name), "equation": entry.equation, "symbol": entry.symbol}
 
 
-def example_text(session: Session) -> str:
-    """A prompt to begin with, in the tokens of this model."""
-    tokenizer = session.opened.tokenizer
-    if "example" not in session.results:
-        if session.predictor_kind:
-            session.results["example"] = tokenizer.decode(tokenizer.encode(EXAMPLE)[:64])
-            return session.results["example"]
-        a = session.opened.architecture
-        if session.opened.provenance.get("folder") == KNOWN_ANSWER:
-            session.results["example"] = PROMPTS[0][0]
-        elif tokenizer.kind == "ids":
-            session.results["example"] = " ".join(str(i) for i in range(min(8, a.n_ctx, a.n_vocab)))
-        else:
-            # a masked model guesses a word
-            masks = a.attention.mask == "bidirectional"
-            text = EXAMPLE.replace("drink", BLANK) if tokenizer.mask is not None and masks else EXAMPLE
-            known = text if BLANK in text else tokenizer.decode(tokenizer.encode(text)[: max(1, a.n_ctx - 1)])
-            session.results["example"] = known
-    return session.results["example"]
+def examples(session: Session) -> dict[str, str]:
+    """The prompts to begin with, chosen once: a text, another for experiments, and the source of both."""
+    if "examples" not in session.results:
+        session.results["examples"] = first_prompts(session.opened)
+    prompts = session.results["examples"]
+    return {"example": prompts.text, "example_b": prompts.other, "example_source": prompts.source}

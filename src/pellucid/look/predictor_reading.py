@@ -10,13 +10,13 @@ from starlette.responses import Response
 
 from pellucid.look.answers import npz, token_object
 from pellucid.look.mathml import mathml
-from pellucid.look.model_card import example_text
+from pellucid.look.model_card import examples, loading_code
 from pellucid.look.predictor_steps import AXES, PREAMBLE, network_steps, step_numbers, step_tensors
 from pellucid.look.predictor_trace import PredictorTrace
 from pellucid.look.reading import add_sampling_route, column_of, line_of, source_text
 from pellucid.look.session import Model, Session
 from pellucid.look.step import Definition
-from pellucid.predictors.mixture import Counted, Mixture
+from pellucid.predictors.mixture import Counted, NGramMixture
 from pellucid.predictors.ngram import ContextLevel, NGram
 
 #: tokens that are listed for each level
@@ -61,12 +61,13 @@ def predictor_card(session: Session, checkpoint: str = "") -> dict[str, Any]:
     n_vocab, reach = network.choices.n_vocab, int(network.reach)
     return {
         "name": session.name,
+        "loading": loading_code(model),
         "folder": model.provenance.get("folder"),
         "step": model.provenance.get("step"),
         "steps": list(session.steps),
         "kind": model.kind,
         "said": sizes_said(model),
-        "mixed": isinstance(network, Mixture),
+        "mixed": isinstance(network, NGramMixture),
         "closed": closed_pages(model),
         "n_layers": 0,
         "n_heads": 0,
@@ -78,7 +79,7 @@ def predictor_card(session: Session, checkpoint: str = "") -> dict[str, Any]:
         "tokenizer": model.tokenizer.kind,
         "special": dict(model.tokenizer.special),
         "tensors": [],
-        "example": example_text(session),
+        **examples(session),
     }
 
 
@@ -86,7 +87,7 @@ def sizes_said(model: Model) -> str:
     """One line of a predictor's sizes."""
     network: Any = model.network
     parts = []
-    if isinstance(network, Mixture):
+    if isinstance(network, NGramMixture):
         parts.append(f"mixed with an n-gram of {network.counted.choices.order} tokens")
         network = network.network
     if isinstance(network, Counted):
@@ -140,7 +141,7 @@ def prediction_levels(trace: PredictorTrace, pos: int) -> dict[str, Any]:
     known = ngram.context_levels(ids)
     shown = list(range(len(known))) if ngram.is_interpolated else [len(known) - 1]
     levels = [level_facts(trace, ngram, known, k, at, following) for k in shown]
-    if isinstance(trace.predictor.network, Mixture):
+    if isinstance(trace.predictor.network, NGramMixture):
         levels.append(mixture_facts(trace, known[-1], at, following))
     definitions = {"levels": source_text(f"{LEVELS.room}/{LEVELS.file}", LEVELS.function)}
     definitions["mixture"] = source_text(f"{MIXED.room}/{MIXED.file}", MIXED.function)
@@ -225,7 +226,7 @@ def mixture_facts(trace: PredictorTrace, counted: ContextLevel, at: int, followi
     """The mixture of a network and an n-gram as a last level."""
     mixture: Any = trace.predictor.network
     mixed = trace.logits(at, at + 1)[0].exp().numpy()
-    own = step_tensors(trace, at)["logits"].double().softmax(-1).numpy()
+    own = step_tensors(trace, at)["logits"].cpu().double().softmax(-1).numpy()
     rows = [
         row_of(trace, token, [float(own[token]), float(counted.probs[token]), float(mixed[token])], following)
         for token in listed_tokens(mixed, following)

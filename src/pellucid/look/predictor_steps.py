@@ -10,7 +10,7 @@ from torch import nn
 from pellucid.look.predictor_trace import PredictorTrace
 from pellucid.look.session import Model
 from pellucid.look.step import Definition, Step
-from pellucid.predictors.mixture import Mixture
+from pellucid.predictors.mixture import NGramMixture
 from pellucid.predictors.neural import NeuralProbabilistic
 from pellucid.predictors.recurrent import Recurrent
 
@@ -36,7 +36,7 @@ AXES = {
 
 def network_steps(model: Model) -> list[Step]:
     """The steps of the network in a predictor, none for an n-gram."""
-    network: Any = model.network.network if isinstance(model.network, Mixture) else model.network
+    network: Any = model.network.network if isinstance(model.network, NGramMixture) else model.network
     if isinstance(network, NeuralProbabilistic):
         return list(neural_steps(network))
     return list(recurrent_steps(network)) if isinstance(network, Recurrent) else []

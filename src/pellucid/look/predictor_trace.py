@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pellucid.lens.core.inputs import InputError, Inputs
-from pellucid.predictors.mixture import Counted, Mixture
+from pellucid.predictors.mixture import Counted, NGramMixture
 from pellucid.predictors.ngram import NGram, UnseenContextError
 from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.recurrent import RecurrentOptions
@@ -51,13 +51,13 @@ class PredictorTrace:
     def network(self) -> Any:
         """The network of the predictor, or that of a mixture; an n-gram (`Counted`) has the interface of one."""
         network: Any = self.predictor.network
-        return network.network if isinstance(network, Mixture) else network
+        return network.network if isinstance(network, NGramMixture) else network
 
     @property
     def ngram(self) -> NGram | None:
         """The counts, where the predictor is an n-gram or is mixed with one."""
         network: Any = self.predictor.network
-        counted = network.counted if isinstance(network, Mixture) else network
+        counted = network.counted if isinstance(network, NGramMixture) else network
         return counted.ngram if isinstance(counted, Counted) else None
 
     def position(self, pos: int) -> int:

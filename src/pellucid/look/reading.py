@@ -25,6 +25,7 @@ from pellucid.look.predictor_trace import PredictorTrace
 from pellucid.look.session import Session
 from pellucid.look.step import Definition, Step
 from pellucid.look.steps import model_steps
+from pellucid.model.float64 import in_float64
 from pellucid.tensor_names import axes
 
 #: what the code of a step needs besides `model` and `trace`
@@ -279,7 +280,7 @@ def sampled(trace: Trace | PredictorTrace, pos: int, sampling: Sampling, draw: i
         logits, logits_code = tensor_part(trace, "logits", pos=pos)[None].cpu(), f"trace.logits[:, {pos}]"
     if logits.isnan().any():
         raise InputError("maximum likelihood says nothing after this context: no token can be drawn")
-    plain = logits.double().softmax(-1)[0]
+    plain = in_float64(logits).softmax(-1)[0]
     if sampling.greedy:
         chosen = torch.zeros_like(plain)
         chosen[int(logits[0].argmax())] = 1

@@ -15,9 +15,11 @@ from starlette.responses import StreamingResponse
 
 from pellucid.edits import Edit
 from pellucid.lens.core.inputs import InputError, InputOptions
+from pellucid.lens.core.recording import TraceError
 from pellucid.lens.trace import Trace
 from pellucid.look.page_edits import Model, resolve_edits
 from pellucid.look.predictor_trace import PredictorTrace, predictor_trace
+from pellucid.model.fingerprint import Fingerprint
 from pellucid.predictors.predictor import Predictor
 from pellucid.serve.protocol import MAX_EDITS, EditBody, Ids
 from pellucid.serve.streams import error_answer
@@ -26,10 +28,14 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 #: the status that nginx gives a request whose client has left
 CLIENT_LEFT = 499
+#: the status of a trace that is no longer kept, or whose model's weights have changed: the page asks for it again
+GONE = 410
 #: models of other checkpoints that stay loaded
 MAX_MODELS = 3
 #: long answers that are kept, so that who comes back to a page does not wait again
 MAX_ANSWERS = 8
+#: results that are kept: scores of heads on a visitor's text, panels of circuits at an offset
+MAX_RESULTS = 128
 
 
 def reading_options(source: str | None, bos: bool) -> InputOptions:
@@ -90,16 +96,20 @@ class Session:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="pellucid look")
         self.traces: OrderedDict[str, tuple[PromptBody, Trace | PredictorTrace]] = OrderedDict()
         self.models: OrderedDict[int, Model] = OrderedDict()
-        #: results that a page computes once for each model, by any name that its module chooses
+        #: what depends on no weights and no visitor, such as counted n-grams, by a name that a page's module chooses
         self.results: dict[Any, Any] = {}
+        self.of_weights: OrderedDict[Any, Any] = OrderedDict()
+        self.weights = None if isinstance(model, Predictor) else Fingerprint(model.network)
         self.answers: OrderedDict[Any, list[Mapping[str, Any]]] = OrderedDict()
 
     # Models and traces: call these in the thread ----------------------------------------------
 
     def model(self, checkpoint: str = "") -> Model:
         """The model at the checkpoint of a step, "" for the opened one. Raises InputError for unknown steps."""
-        step = int(checkpoint) if checkpoint else self.opened.provenance.get("step")
-        if not checkpoint or step == self.opened.provenance.get("step"):
+        opened = self.opened.provenance
+        step = int(checkpoint) if checkpoint else opened.get("step")
+        is_opened = step == opened.get("step") and not (opened.get("of_shorter_run") and step in self.steps)
+        if not checkpoint or is_opened:
             return self.opened
         if self.load is None or step not in self.steps:
             known = ", ".join(map(str, self.steps)) or "none"
@@ -111,6 +121,23 @@ class Session:
             self.models.popitem(last=False)
         return self.models[step]
 
+    def once(self, key: Any, compute: Callable[[], Result]) -> Result:
+        """A result about the models' weights that is computed once; the one that was used longest ago goes first."""
+        self.forget_other_weights()
+        if key not in self.of_weights:
+            self.of_weights[key] = compute()
+        self.of_weights.move_to_end(key)
+        while len(self.of_weights) > MAX_RESULTS:
+            self.of_weights.popitem(last=False)
+        return self.of_weights[key]
+
+    def forget_other_weights(self) -> None:
+        """Drop what was computed of the opened model before its program changed the weights."""
+        if self.weights is not None and self.weights.changed():
+            self.weights = Fingerprint(self.opened.network)
+            for results in (self.traces, self.answers, self.of_weights):
+                results.clear()
+
     @property
     def predictor_kind(self) -> str:
         """The kind of a predictor that is no transformer (`pellucid.predictors`); "" for a transformer."""
@@ -118,6 +145,7 @@ class Session:
 
     def trace(self, prompt: PromptBody) -> Trace | PredictorTrace:
         """The trace of a prompt: a kept one, or a new one."""
+        self.forget_other_weights()
         key = prompt.key()
         if key not in self.traces:
             self.traces[key] = prompt, self.compute_trace(prompt)
@@ -143,9 +171,9 @@ class Session:
         return resolve_edits(prompt.edits, self.model(prompt.checkpoint), **prompt.options())
 
     def kept_reading(self, trace_id: str) -> Trace | PredictorTrace:
-        """The trace with this key; 410 where it has gone, which the page answers by asking for it again."""
+        """The trace with this key; GONE where it has gone, which the page answers by asking for it again."""
         if trace_id not in self.traces:
-            raise HTTPException(410, "this trace is no longer kept: send its prompt to /api/trace again")
+            raise HTTPException(GONE, "this trace is no longer kept: send its prompt to /api/trace again")
         self.traces.move_to_end(trace_id)
         return self.traces[trace_id][1]
 
@@ -218,6 +246,7 @@ class Session:
                     yield json.dumps(item, allow_nan=False) + "\n"
             except Exception as error:
                 status, body = error_answer(error)
+                status = GONE if isinstance(error, TraceError) else status
                 yield json.dumps({"error": body["error"]["message"], "status": status}) + "\n"
             finally:
                 if close := getattr(objects, "close", None):

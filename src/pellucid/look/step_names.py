@@ -52,7 +52,7 @@ TITLES = EXPERT_TITLES | {
     "rot_q": "Queries, turned by their position",
     "rot_k": "Keys, turned by their position",
     "scores": "Scores: how well each key matches the query",
-    "pattern": "Attention: the scores as shares that add up to 1, or to less with a sink",
+    "pattern": "Attention: the scores as shares that add up to 1",
     "z": "Values, mixed in these shares",
     "result": "What each head writes, as a vector of the stream",
     "attn_out": "What attention writes: all heads together",

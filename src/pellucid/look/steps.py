@@ -320,7 +320,8 @@ class StepWriter:
                     "from pellucid.reference.layers import rotary_factor, rotary_frequencies\nimport numpy as np\n"
                     f"x = {self.normed_heads(at, name)}.cpu().numpy()\n"
                     f"result = rotate(x, np.arange(x.shape[2]), d_rotary={a.d_rotary}, layout={a.positions.layout!r}, "
-                    f"w=rotary_frequencies({self.arch}, {layer}), c=rotary_factor({self.arch}, {layer}))"
+                    f"w=rotary_frequencies({self.arch}, {layer}, np.arange(x.shape[2])), "
+                    f"c=rotary_factor({self.arch}, {layer}))"
                 )
                 definition = ("layers.py", "self_attention", 'q, k = tap("rot_q"')
                 yield self.step(at + f"rot_{name}", group, f"R_{letter} {inner}", code, definition)
@@ -358,14 +359,7 @@ class StepWriter:
     def softmax(self, at: str) -> tuple[str, str]:
         """The pattern of an attention from its scores, as an equation and in code."""
         s, scores = self.symbol(at + "scores"), self.tensor(at + "scores")
-        if self.a.attention.sinks == "none":
-            return f"\\frac{{exp {s}}}{{\\sum_j exp {s}}}", f"result = {scores}.softmax(-1)"
-        code = (
-            f"s = {scores}\n"
-            f"sinks = {self.weight(at + 'sinks')}[:, None, None].expand(*s.shape[:-1], 1)\n"
-            "result = torch.cat([s, sinks], -1).softmax(-1)[..., :-1]"
-        )
-        return f"\\frac{{exp {s}}}{{exp sink_h + \\sum_j exp {s}}}", code
+        return f"\\frac{{exp {s}}}{{\\sum_j exp {s}}}", f"result = {scores}.softmax(-1)"
 
     def mixing(self, layer: int, kind: str, turned: bool) -> Iterator[Step]:
         """Scores, pattern, mixed values, and what each head writes."""
@@ -466,14 +460,9 @@ class StepWriter:
 
     def gated(self, at: str, pre: str, symbol: str, activation: str) -> tuple[str, str]:
         """The product of a gated MLP's hidden layer, as an equation and in code."""
-        c, one = self.a.mlp.gate_limit, self.a.mlp.up == "1+u"
-        gate, up = self.symbol(at + "gate"), self.symbol(pre)
-        lines = [f"gate, up = {self.tensor(at + 'gate')}, {self.tensor(pre)}"]
-        if c:
-            gate, up = f"min({gate}, {c:g})", f"max(-{c:g}, min({up}, {c:g}))"
-            lines.append(f"gate, up = gate.clamp(max={c!r}), up.clamp({-c!r}, {c!r})")
-        lines.append(f"result = ({activation.format('gate')}) * {'(1 + up)' if one else 'up'}")
-        return f"{symbol}({gate}) \\odot {f'(1 + {up})' if one else up}", "\n".join(lines)
+        gate, up = self.tensor(at + "gate"), self.tensor(pre)
+        equation = f"{symbol}({self.symbol(at + 'gate')}) \\odot {self.symbol(pre)}"
+        return equation, f"result = ({activation.format(gate)}) * {up}"
 
     def mlp_out(self, layer: int, function: str) -> Iterator[Step]:
         """What the MLP writes, behind its norm where there is one."""

@@ -22,6 +22,7 @@ from pellucid.predictors.ngram_baselines import COUNTED, as_part, spread
 from pellucid.predictors.on_text import recipe_of, tokens_of
 from pellucid.text.tokenizers.base import TokenizerError
 from pellucid.text.tokens.pairs import PairTokens
+from pellucid.training.recipe import Recipe
 
 #: the n-grams that are shown, by the number of tokens in them
 ORDERS = {1: "unigram", 2: "bigram", 3: "trigram"}
@@ -100,22 +101,36 @@ def shared_characters(pieces: list[bytes]) -> list[list[int]]:
 # N-grams of the training text -----------------------------------------------------------------------
 
 
-def counted_ngrams(session: Session, model: Model) -> Iterator[dict[str, Any]]:
-    """Count n-grams on the run's training text, once for a session; yields what is being done.
+def training_tokens(model: Model) -> tuple[Any, Recipe]:
+    """The tokens of the text that a model was trained on, and the recipe of its run.
 
-    Afterwards `session.results["ngrams"]` has them by order. Raises InputError for a model that is not from a run, and
-    RecipeError or DocumentError where the run's text has changed or is missing.
+    Raises InputError for a model that is not from a run, and RecipeError or DocumentError where the run's text has
+    changed or is missing.
     """
-    if "ngrams" in session.results:
-        return
     folder = model.provenance.get("folder")
     if not folder or not (Path(folder) / "recipe.json").exists():
         raise InputError(
             "this model was not trained by Pellucid on this machine, so there is no training text to count n-grams on"
         )
-    yield {"doing": "reading the training text", "done": 0, "of": len(ORDERS) + 1}
     recipe = recipe_of(Path(folder))
-    tokens = tokens_of(Path(folder), recipe, None, trust=bool(model.provenance.get("trust")))
+    return tokens_of(Path(folder), recipe, None, trust=model.provenance.get("trust", False)), recipe
+
+
+def tokens_in_text(model: Model) -> torch.Tensor:
+    """The ids that occur in the text that a model was trained on, in order; of a long text, in what n-grams count."""
+    tokens, _ = training_tokens(model)
+    return torch.from_numpy(np.unique(spread(as_part(tokens, "train"), COUNTED)).astype(np.int64))
+
+
+def counted_ngrams(session: Session, model: Model) -> Iterator[dict[str, Any]]:
+    """Count n-grams on the run's training text, once for a session; yields what is being done.
+
+    Afterwards `session.results["ngrams"]` has them by order. Raises the errors of `training_tokens`.
+    """
+    if "ngrams" in session.results:
+        return
+    yield {"doing": "reading the training text", "done": 0, "of": len(ORDERS) + 1}
+    tokens, recipe = training_tokens(model)
     inside = isinstance(tokens, PairTokens) or recipe.text.inside_documents == "yes"
     ids = spread(as_part(tokens, "train"), COUNTED)
     counted: dict[int, NGram] = {}

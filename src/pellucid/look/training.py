@@ -13,21 +13,23 @@ from pellucid.lens.analysis.heads import Heads
 from pellucid.lens.core.inputs import InputError
 from pellucid.look.answers import numbers
 from pellucid.look.known_answer import KNOWN_ANSWER
-from pellucid.look.session import Model, Session
+from pellucid.look.session import Session
 from pellucid.predictors.on_text import tokens_of
 from pellucid.report.charts import thinned
 from pellucid.report.contents import series_of
+from pellucid.runs.checkpoint import best_step, facts_on_step
 from pellucid.runs.metrics import read_metrics
 from pellucid.text.tokens.store import Tokens
 from pellucid.training.data import TokenData
 from pellucid.training.load import read_recipe
 from pellucid.training.objectives import token_losses
 
-#: the series of metrics.jsonl that are drawn: title, unit, and the names of the lines with their columns
+#: the series of metrics.jsonl that are drawn: title, unit, and of each line its name and the columns of its points and
+#: of its last number
 CURVES = (
-    ("Loss", "nats per token", (("training", "loss"), ("held out", "held_out_part"))),
-    ("Learning rate", "", (("learning rate", "learning_rate"),)),
-    ("Gradient norm", "", (("gradient norm", "grad_norm"),)),
+    ("Loss", "nats per token", (("training", "loss", "loss"), ("held out", "held_out_part", "held_out_loss"))),
+    ("Learning rate", "", (("learning rate", "learning_rate", "learning_rate"),)),
+    ("Gradient norm", "", (("gradient norm", "grad_norm", "grad_norm"),)),
 )
 
 
@@ -70,21 +72,25 @@ def training_curves(session: Session) -> dict[str, Any]:
         if str(folder) == KNOWN_ANSWER:
             why = "The weights of this model were written by hand: it was never trained."
         return {"curves": [], "steps": [], "why_none": why}
-    rows = read_metrics(folder / "metrics.jsonl")
+    rows, best = read_metrics(folder / "metrics.jsonl"), best_step(folder)
     curves = []
     for title, unit, lines in CURVES:
-        drawn = [{"name": name, "points": thinned(series_of(rows, column))} for name, column in lines]
-        if any(line["points"] for line in drawn):
-            curves.append({"title": title, "unit": unit, "lines": [line for line in drawn if line["points"]]})
-    best = dict(series_of(rows, "held_out_part"))
+        series = [(name, series_of(rows, column), series_of(rows, at_end)) for name, column, at_end in lines]
+        drawn = [
+            {"name": name, "points": thinned(points), "last": (end or points)[-1][1]}
+            for name, points, end in series
+            if points
+        ]
+        if drawn:
+            curves.append({"title": title, "unit": unit, "lines": drawn})
     return {
         "curves": curves,
         "steps": list(session.steps),
         "opened": session.opened.provenance.get("step"),
-        "best": int(min(best, key=lambda step: best[step])) if best else None,
+        "best": None if best is None or "of_shorter_run" in facts_on_step(folder, "best", best) else best,
         "code": (
             "from pathlib import Path\n\nfrom pellucid.runs.metrics import read_metrics\n\n"
-            f"rows = read_metrics(Path({str(folder)!r}) / 'metrics.jsonl')\n"
+            f"rows = read_metrics(Path({str(folder.absolute())!r}) / 'metrics.jsonl')\n"
             "[(row['step'], row['held_out_part']) for row in rows if row.get('held_out_part') is not None]\n"
         ),
     }
@@ -102,8 +108,8 @@ def heads_forming(session: Session, body: HeadsBody) -> Iterator[dict[str, Any]]
             f"step {unknown[0]}: this run has checkpoints of the steps {', '.join(map(str, session.steps))}"
         )
     about, text = session.opened.provenance, "" if body.text is None else f", text={body.text!r}"
-    trusted = ", trust=True" if about.get("trust") else ""
-    call = f"heads_over({about.get('folder')!r}{text}{trusted})"
+    trusted = f", trust={about['trust']!r}" if about.get("trust") else ""
+    call = f"heads_over({str(Path(str(about.get('folder'))).absolute())!r}{text}{trusted})"
     code = f"from pellucid.language_model import heads_over\n\n{call}  # by step\n"
     yield {
         "kind": "start",
@@ -134,7 +140,7 @@ def loss_by_position(session: Session, checkpoint: str = "") -> Iterator[dict[st
         raise InputError(f"a model of the objective {recipe.train.objective} does not read its text from left to right")
     yield {"doing": "reading the held-out text"}
     network = model.network
-    tokens = tokens_of(folder, recipe, None, trust=bool(model.provenance.get("trust")))
+    tokens = tokens_of(folder, recipe, None, trust=model.provenance.get("trust", False))
     assert isinstance(tokens, Tokens)
     data = TokenData(tokens, recipe, network.embed.token.weight.device)
     sums, counts = torch.zeros(recipe.model.n_ctx, dtype=torch.float64), torch.zeros(recipe.model.n_ctx)
@@ -173,8 +179,6 @@ def grouped_losses(sums: torch.Tensor, counts: torch.Tensor) -> list[list[float]
 
 def kept_heads(session: Session, step: int | None, text: str | None) -> Heads:
     """The scores at one checkpoint, computed once."""
-    key = ("heads", step, text)
-    if key not in session.results:
-        model: Model = session.model("" if step is None else str(step))
-        session.results[key] = model.heads(text or None)
-    return session.results[key]
+    return session.once(
+        ("heads", step, text), lambda: session.model("" if step is None else str(step)).heads(text or None)
+    )

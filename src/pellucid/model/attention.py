@@ -27,8 +27,6 @@ class MultiHeadAttention(nn.Module):
         self.key = nn.Linear(a.d_model, a.n_kv_heads * a.d_head, bias=bias_qkv)
         self.value = nn.Linear(a.d_model, a.n_kv_heads * a.d_head, bias=bias_qkv)
         self.out = nn.Linear(a.n_heads * a.d_head, a.d_model, bias=bias_out)
-        #: sink_h, one for each head
-        self.sinks = nn.Parameter(torch.empty(a.n_heads)) if a.attention.sinks == "learned" else None
         self.query_norm, self.key_norm = make_qk_norm(a, a.n_heads), make_qk_norm(a, a.n_kv_heads)
         self.rotary = NoRotation() if cross else make_rotary(a, layer)
         self.mask = Mask(a, layer, cross)
@@ -67,9 +65,9 @@ class MultiHeadAttention(nn.Module):
         mask = self.mask.between(q, k, visible)
         return tap.choose(
             ("scores", "pattern"),
-            lambda: self.kernel(q, k, v, mask, self.sinks),
-            lambda tap: self.explicit(q, k, v, mask, self.sinks, tap),
-            lambda tap: self.explicit.pattern(q, k, mask, self.sinks, tap),
+            lambda: self.kernel(q, k, v, mask),
+            lambda tap: self.explicit(q, k, v, mask, tap),
+            lambda tap: self.explicit.pattern(q, k, mask, tap),
         )
 
     def project_out(self, z: Queries, tap: Tap = OFF) -> Stream:

@@ -51,7 +51,7 @@ class NoCache:
 def zeros(shape: Sequence[int], dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
     """`torch.zeros`; on a CPU of memory that is zero by itself, so that what is never written takes no time.
 
-    `torch.zeros` writes all of it: 110 ms for eight rows of 800 columns of GPT-2 small (docs/log.md).
+    `torch.zeros` writes all of it: 110 ms for eight rows of 800 columns of GPT-2 small (docs/experiments/serving.md).
     """
     empty = torch.empty(0, dtype=dtype, device=device)
     if empty.device.type != "cpu":
@@ -88,7 +88,7 @@ class Cache(NoCache):
         shape = (2, a.n_layers, batch, a.n_kv_heads, self.capacity, a.d_head)
         self.store = zeros(shape, dtype, device)
         self.tokens = torch.zeros((batch, self.capacity), dtype=torch.int64, device=device)
-        self.length = 0
+        self.length, self.border = 0, a.frequency_border
         #: by layer, keys and values of the encoder's output [batch, kv_head, source_pos, d_head]
         self.sources: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -112,6 +112,11 @@ class Cache(NoCache):
         """Forget all but the first `length` positions."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot crop a cache of {self.length} positions to {length}: give 0 to {self.length}")
+        if 0 < length <= self.border < self.length:
+            raise ValueError(
+                f"cannot crop a cache of {self.length} positions to {length}: longrope has other frequencies for "
+                f"texts of up to positions.n_trained = {self.border} positions; crop to 0 and read it again"
+            )
         self.length = length
         if not length:
             self.sources.clear()
@@ -131,14 +136,14 @@ class Cache(NoCache):
     def some_rows(self, begin: int, end: int) -> "Cache":
         """The sequences from `begin` to `end`, in the same memory; `length` is the view's own."""
         view = object.__new__(Cache)
-        view.capacity, view.length, view.sources = self.capacity, self.length, {}
+        view.capacity, view.length, view.border, view.sources = self.capacity, self.length, self.border, {}
         view.store, view.tokens = self.store[:, :, begin:end], self.tokens[begin:end]
         return view
 
     def fork(self, rows: Int[Tensor, " rows"] | None = None) -> "Cache":
         """An independent copy; with `rows`, of those sequences, in that order and repeated where asked."""
         copy = object.__new__(Cache)
-        copy.capacity, copy.length = self.capacity, self.length
+        copy.capacity, copy.length, copy.border = self.capacity, self.length, self.border
         copy.store = self.store.clone() if rows is None else self.store.index_select(2, rows)
         copy.tokens = self.tokens.clone() if rows is None else self.tokens.index_select(0, rows)
         # what is kept of a source is never written again, so that copies may share it

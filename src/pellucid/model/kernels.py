@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from pellucid.architecture import Architecture
 from pellucid.model.dropout import SampledDropout
 from pellucid.model.mask import ScoreMask
-from pellucid.model.shapes import Keys, Pattern, Queries, SharedKeys, Sinks
+from pellucid.model.shapes import Keys, Pattern, Queries, SharedKeys
 from pellucid.model.tap import OFF, Tap
 
 KernelName = Literal["fused", "explicit"]
@@ -27,7 +27,7 @@ class FusedAttention(nn.Module):
         self.scale, self.group = a.score_scale, a.n_heads // a.n_kv_heads
         self.dropout_rate = a.dropout.pattern
 
-    def forward(self, q: Queries, k: Keys, v: Keys, mask: ScoreMask, sinks: None = None) -> Queries:
+    def forward(self, q: Queries, k: Keys, v: Keys, mask: ScoreMask) -> Queries:
         if self.training and self.explicit.dropout.draws_by_sample:
             return self.explicit(q, k, v, mask)
         p = self.dropout_rate if self.training else 0.0
@@ -47,20 +47,18 @@ class ExplicitAttention(nn.Module):
         self.scale, self.group = a.score_scale, a.n_heads // a.n_kv_heads
         self.dropout = SampledDropout(a.dropout.pattern)
 
-    def forward(
-        self, q: Queries, k: Keys, v: Keys, mask: ScoreMask, sinks: Sinks | None = None, tap: Tap = OFF
-    ) -> Queries:
-        pattern = self.dropout(self.pattern(q, k, mask, sinks, tap))
+    def forward(self, q: Queries, k: Keys, v: Keys, mask: ScoreMask, tap: Tap = OFF) -> Queries:
+        pattern = self.dropout(self.pattern(q, k, mask, tap))
         return torch.einsum("bhij,bhjd->bhid", pattern, repeat_kv(v, self.group))
 
-    def pattern(self, q: Queries, k: Keys, mask: ScoreMask, sinks: Sinks | None = None, tap: Tap = OFF) -> Pattern:
+    def pattern(self, q: Queries, k: Keys, mask: ScoreMask, tap: Tap = OFF) -> Pattern:
         """A = softmax_j(scale q_i . k_j + mask); the row of a query that may read nothing is zero."""
         unedited = mask.applied_to(self.scores(q, k))
         scores = tap("scores", unedited)
         if scores is unedited and not mask.may_block_rows:
-            return tap("pattern", softmax(scores, sinks))
+            return tap("pattern", scores.softmax(-1))
         blocked = scores.amax(-1, keepdim=True) == -torch.inf
-        return tap("pattern", softmax(scores.masked_fill(blocked, 0), sinks).masked_fill(blocked, 0))
+        return tap("pattern", scores.masked_fill(blocked, 0).softmax(-1).masked_fill(blocked, 0))
 
     def scores(self, q: Queries, k: Keys) -> Pattern:
         """scale q_i . k_j, before the mask"""
@@ -82,22 +80,9 @@ class CappedAttention(ExplicitAttention):
         return self.c * (scores / self.c).tanh()
 
 
-def softmax(scores: Pattern, sinks: Sinks | None = None) -> Pattern:
-    """exp(score_ij) / (exp(sink_h) + sum_j exp(score_ij)); the first term is 0 without sinks
-
-    Agarwal et al. 2025 (gpt-oss), section 2: a softmax with one more score in each row, whose share is dropped.
-    """
-    if sinks is None:
-        return scores.softmax(-1)
-    column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
-    return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
-
-
 def why_not_fused(a: Architecture) -> str:
     """The option of attention that no fused kernel computes; "" where one does."""
-    if a.attention.score_cap:
-        return f"attention.score_cap = {a.attention.score_cap:g}"
-    return "attention.sinks = learned" if a.attention.sinks == "learned" else ""
+    return f"attention.score_cap = {a.attention.score_cap:g}" if a.attention.score_cap else ""
 
 
 def fuses_groups(device: str, dtype: torch.dtype, is_masked: bool) -> bool:

@@ -1,7 +1,6 @@
 """The multi-layer perceptron, applied to each position by itself, and mixtures of them."""
 
 import itertools
-import math
 from functools import partial
 
 import torch
@@ -74,21 +73,10 @@ class GatedMLP(PlainMLP):
         return self.f(gate) * up
 
 
-class LimitedGatedMLP(GatedMLP):
-    """The same with f(min(gate, c)) * (n + up cut to -c ... c), where n is 0 or 1   (Agarwal et al. 2025, gpt-oss)"""
-
-    def __init__(self, a: Architecture, d_ff: int):
-        super().__init__(a, d_ff)
-        self.limit, self.added = a.mlp.gate_limit or math.inf, {"u": 0, "1+u": 1}[a.mlp.up]
-
-    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        return self.f(gate.clamp(max=self.limit)) * (self.added + up.clamp(-self.limit, self.limit))
-
-
 def make_one(a: Architecture, d_ff: int) -> PlainMLP:
     """One MLP of the architecture's form, or one of its experts, whose hidden layers are `d_ff` wide."""
     if a.mlp.form == "gated":
-        return (LimitedGatedMLP if a.mlp.gate_limit or a.mlp.up == "1+u" else GatedMLP)(a, d_ff)
+        return GatedMLP(a, d_ff)
     return OneHiddenMLP(a, d_ff) if a.mlp.n_hidden == 1 else PlainMLP(a, d_ff)
 
 
@@ -99,7 +87,7 @@ def choices(weights: Float[Tensor, "row expert"]) -> tuple[Choices, Choices, lis
 
 
 class MixtureOfExperts(nn.Module):
-    """sum_{e in U} g_e m_e(x) + s(x) m_shared(x), U the k experts with the largest r_e of r = x W_R^T + b_R
+    """sum_{e in U} g_e m_e(x) + s(x) m_shared(x), U the k experts with the largest r_e of r = x W_R^T
 
     Shazeer et al. 2017, section 2; g_e is a softmax over U (Jiang et al. 2024, Mixtral) or over all experts (Fedus et
     al. 2021, Switch). The shared expert is that of Dai et al. 2024 (DeepSeekMoE).
@@ -108,7 +96,7 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, a: Architecture):
         super().__init__()
         self.k, self.over_chosen = a.mlp.experts_per_token, a.mlp.router_softmax == "chosen"
-        self.router = nn.Linear(a.d_model, a.mlp.experts, bias=a.mlp.router_bias == "all")
+        self.router = nn.Linear(a.d_model, a.mlp.experts, bias=False)
         self.experts = nn.ModuleList(make_one(a, a.d_ff) for _ in range(a.mlp.experts))
         self.shared = SharedExpert(a) if a.mlp.shared_d_ff else None
         #: which rows each expert computes; a plan of memory, which has no numbers, divides them evenly

@@ -8,6 +8,7 @@ A scheme is one class with one of three methods, and stands in one of three tabl
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -43,15 +44,13 @@ def llama3_scaling(a: Architecture, w: Tensor) -> Tensor:
 
 def yarn_scaling(a: Architecture, w: Tensor) -> Tensor:
     """w_k up to one plane, w_k / factor from another on, a line in k between them   (Peng et al. 2023, section 3.2)"""
-    p, n = a.positions, a.rotary_divisor
+    p, n = a.positions, a.d_rotary
 
     def plane(turns: float) -> float:
         return n * math.log(p.n_trained / (2 * math.pi * turns)) / (2 * math.log(p.base)) if turns else math.inf
 
     begin, end = plane(p.high), plane(p.low)
-    if p.yarn_bounds == "whole":
-        begin, end = math.floor(begin), math.ceil(end) if p.low else end
-    first, last = max(begin, 0), min(end, n - 1)
+    first, last = max(math.floor(begin), 0), min(math.ceil(end) if p.low else end, n - 1)
     k = torch.arange(len(w), dtype=torch.float64, device="cpu")
     # a line between two planes that are one is a step
     divided = ((k - first) / (last - first if last != first else 1e-3)).clamp(0, 1)
@@ -59,7 +58,7 @@ def yarn_scaling(a: Architecture, w: Tensor) -> Tensor:
 
 
 def longrope_scaling(a: Architecture, w: Tensor) -> Tensor:
-    """w_k divided by a factor of its own, of the set for the context's length   (Ding et al. 2024, section 3)"""
+    """w_k divided by a factor of its own, of the set for the longest texts   (Ding et al. 2024, section 3)"""
     p = a.positions
     factors = p.long_factors if a.n_ctx > p.n_trained else p.short_factors
     return w / torch.tensor(factors or [1.0], dtype=torch.float64, device="cpu")
@@ -68,7 +67,7 @@ def longrope_scaling(a: Architecture, w: Tensor) -> Tensor:
 def dynamic_scaling(a: Architecture, w: Tensor) -> Tensor:
     """(base s^(n/(n-2)))^(-2k/n): the last w_k is divided by s   (Peng et al. 2023, definition 1 and section 3.3)"""
     k = torch.arange(len(w), dtype=torch.float64, device="cpu")
-    return w * a.dynamic_factor ** (-2 * k / (a.rotary_divisor - 2))
+    return w * a.dynamic_factor ** (-2 * k / (a.d_rotary - 2))
 
 
 SCALING = {
@@ -130,21 +129,30 @@ class Sinusoidal(Table):
 class RotaryTable(Table):
     """c cos(i w_k) and c sin(i w_k), first for layers without and then for layers with a window where these differ.
 
-    c is the factor of rotated coordinates, 1 but for yarn and longrope.
+    c is the factor of rotated coordinates, 1 but for yarn and longrope. `short` is the table of texts of up to
+    n_trained positions where longrope gives them other frequencies than longer ones.
     """
 
     def __init__(self, a: Architecture):
-        p, width = a.positions, a.rotary_divisor
+        p, width = a.positions, a.d_rotary
         kinds = [(ROTATION_FACTOR[p.scaling](p), SCALING[p.scaling](a, frequencies(width, p.base)))]
         if p.local_base:
             kinds.append((1.0, frequencies(width, p.local_base)))
         angle = torch.stack([angles(a.n_ctx, w) for _, w in kinds])
         factor = torch.tensor([c for c, _ in kinds], dtype=torch.float64, device="cpu")[:, None, None]
         super().__init__(factor * torch.stack([angle.cos(), angle.sin()]))
+        self.border = a.frequency_border
+        self.short = RotaryTable(replace(a, n_ctx=self.border)) if self.border else None
 
     def forward(self, positions: PositionIds) -> Rotation:
+        """The rotation at these positions, [pos] or [batch, pos]; the largest of a row says how long its text is."""
         cos, sin = self.values
-        return cos[:, positions], sin[:, positions]
+        rotation = cos[:, positions], sin[:, positions]
+        if self.short is None or not positions.numel():
+            return rotation
+        is_long = (positions.amax(-1, keepdim=True) >= self.border)[..., None]
+        of_short = self.short(positions.clamp(max=self.border - 1))
+        return torch.where(is_long, rotation[0], of_short[0]), torch.where(is_long, rotation[1], of_short[1])
 
 
 class NoTable(nn.Module):

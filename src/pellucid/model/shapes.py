@@ -27,7 +27,6 @@ SharedKeys = Float[Tensor, "batch head key_pos d_head"]  # repeated for each que
 NewKeys = Float[Tensor, "batch kv_head new_pos d_head"]  # of this call alone, beside a cache's
 Pattern = Float[Tensor, "batch head query_pos key_pos"]
 Rotation = tuple[Float[Tensor, "kind ... pos planes"], Float[Tensor, "kind ... pos planes"]]  # cos and sin
-Sinks = Float[Tensor, " head"]  # one more score of each head's rows, whose share is dropped
 ScoreBias = Float[Tensor, "head query_pos key_pos"]  # what scores gain from the distance
 Visible = Bool[Tensor, "... query_pos key_pos"]  # True: the query may read the key
 SourceVisible = Bool[Tensor, "... query_pos source_pos"]

@@ -58,12 +58,15 @@ class Backbone(nn.Module):
         cache        a Cache, which is read and extended; it keeps the keys and values of `source` from its first call
         tap          receives every named tensor (`pellucid.tensor_names`) and may replace it
 
-        Raises ValueError when the positions do not fit into n_ctx, when blocks read an encoder's output and none is
+        Raises ValueError when the positions do not fit into n_ctx, when a cache holds the keys of a shorter text that
+        has other frequencies (`Architecture.frequency_border`), when blocks read an encoder's output and none is
         given, and when source or segments are given to an architecture that would ignore them.
         """
         self.check(segments, source, source_mask)
         cache = cache or NO_CACHE
         positions = self.positions_after(cache.length, tokens) if positions is None else positions
+        if cache.length and self.architecture.frequency_border:
+            self.check_border(positions)
         inputs = BlockInputs(self.rotary_table(positions), mask, source, source_mask)
         x = self.embed(tokens, cache.remember(tokens), positions, segments, embeddings, tap)
         for i, block in enumerate(self.blocks):
@@ -85,6 +88,15 @@ class Backbone(nn.Module):
             )
         if segments is not None and not self.architecture.n_segments:
             raise ValueError("segments were given to an architecture with n_segments = 0: leave them out")
+
+    def check_border(self, positions: PositionIds) -> None:
+        """Refuse to go on with the keys of a text of up to n_trained positions in a longer one."""
+        border, first, last = self.architecture.frequency_border, positions.amin(-1), positions.amax(-1)
+        if ((first > 0) & (first <= border) & (border <= last)).any():
+            raise ValueError(
+                f"the cache holds keys of a text of up to positions.n_trained = {border} positions, and longrope has "
+                "other frequencies for the longer text: read it from its beginning into an empty cache"
+            )
 
     def positions_after(self, start: int, tokens: Tokens) -> PositionIds:
         """start, start + 1, ..., one for each token; ValueError when they do not fit into the context."""

@@ -1,7 +1,8 @@
 """Weights: how they start, and how they are written to a file and read back."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,22 @@ def shapes_of(weights: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
     return {name: tuple(x.shape) for name, x in weights.items()}
 
 
+def check_stored(shapes: Mapping[str, Sequence[int]], n_layers: int, needed: Callable[[], int], where: str) -> int:
+    """How many numbers stored weights are. Raises WeightsError if the network, which is not built yet, needs more.
+
+    shapes    of the weights by name
+    n_layers  its layers, each of which has a tensor or more
+    needed    counts the numbers that it needs
+    """
+    n_numbers = sum(math.prod(shape) for shape in shapes.values())
+    if n_layers > len(shapes) or needed() > n_numbers:
+        raise WeightsError(
+            f"{where}: the recipe describes a larger network than the one that was saved, of {n_numbers:,} numbers in "
+            f"{len(shapes):,} tensors: recipe.json has changed since"
+        )
+    return n_numbers
+
+
 class Undrawn(TorchFunctionMode):
     """Inside, the functions of torch.nn.init leave tensors as they are."""
 
@@ -82,14 +99,24 @@ def empty_network(
 def initialise(model: Transformer, seed: int, std: float = 0.02) -> Transformer:
     """GPT-2's start (Radford et al. 2019): N(0, std^2), what writes to the stream divided by sqrt(2 n_layers).
 
-    Biases and tables of n-grams are 0 and gains 1 (g is 0 where the gain is 1 + g); sinks are N(0, std^2), as
-    transformers starts those of gpt-oss. Each tensor is drawn by its own generator, seeded by (seed, name), so that no
-    tensor's start depends on which others exist.
+    Biases and tables of n-grams are 0 and gains 1 (g is 0 where the gain is 1 + g). Each tensor is drawn by its own
+    generator, seeded by (seed, name), so that no tensor's start depends on which others exist.
     """
     with torch.no_grad():
         for p, values in first_values(model, seed, std):
             p.copy_(values)
     return model
+
+
+def size_of(build: Callable[..., nn.Module], *arguments: Any) -> int:
+    """The number of parameters of the network that `build` makes, which is made without memory; sys.maxsize where a
+    tensor has more numbers than PyTorch can count, which it refuses as an error of types or at run time.
+    """
+    try:
+        with without_memory():
+            return sum(p.numel() for p in build(*arguments).parameters())
+    except (RuntimeError, TypeError, OverflowError):
+        return sys.maxsize
 
 
 def first_values(model: Transformer, seed: int, std: float) -> Iterator[tuple[nn.Parameter, Tensor]]:

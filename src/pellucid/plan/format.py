@@ -135,11 +135,6 @@ def _process(p: ProcessPlan, tokens: int) -> list[str]:
         f"  memory of one process: {size(p.peak)} of {size(p.accelerator.memory)}: "
         + ("it fits" if p.fits else "it does not fit")
         + f" ({USABLE:.0%} is planned with); {p.parameters:,} parameters of its own",
-        *(
-            [f"  this memory is an upper bound, the sum of the most that its parts need at any time: {p.why_bound}"]
-            if p.why_bound
-            else []
-        ),
         *(f"    {part:<12}{size(getattr(p, part)):>16}" for part in parts),
         f"  a step takes {duration(p.seconds)}: {duration(p.compute)} of computing, {duration(p.waiting)} of waiting "
         f"({p.waiting / p.seconds:.0%})",
@@ -159,8 +154,9 @@ def _assumptions() -> list[str]:
     return [
         f"assumed: {shares} in data sheets; {PER_MACHINE} processes on a machine;",
         "parameters, gradients and averages in float32; shard and tensor as PyTorch's fully_shard and tensor and",
-        "sequence parallelism lay a network out, held against processes of two CPU cores (docs/scale.md); a checkpoint",
-        "that is being written takes at least as much again of the machine's memory as weights and averages",
+        "sequence parallelism lay a network out; memory is the sum of the most that each part needs, though not all at",
+        "the same time; a checkpoint that is being written takes at least as much again of the machine's memory as",
+        "weights and averages",
     ]
 
 

@@ -1,6 +1,5 @@
 """Plans a run before it starts: its size, its memory and its time, on this and on other machines."""
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ import torch
 
 from pellucid.architecture import Architecture
 from pellucid.hub.targets import opens_in
+from pellucid.json_files import JSONFileError, read_json_file
 from pellucid.parameter_counts import count_active_parameters, count_parameters
 from pellucid.plan.accelerators import (
     READING_SHARE,
@@ -25,19 +25,23 @@ from pellucid.plan.accelerators import (
 from pellucid.plan.flops import Flops, flops, written
 from pellucid.plan.processes import ProcessPlan, fastest, layout_of, plan_processes
 from pellucid.plan.speed import StepSpeed, training_speed
-from pellucid.plan.step_choice import choose_step
 from pellucid.presets import preset, with_vocabulary
 from pellucid.runs.device import compiling_lacks, device_here, memory_bytes, resolve_device
 from pellucid.runs.kept_memory import kept_memory
-from pellucid.runs.options import with_train
+from pellucid.runs.options import LENGTHS, with_train
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training.kinds import kind_of
-from pellucid.training.load import read_recipe
-from pellucid.training.memory import Memory, first_in_chunks, passes_that_fit, training_memory
+from pellucid.training.load import check_saved, read_recipe
+from pellucid.training.memory import Memory, first_in_chunks, training_memory
 from pellucid.training.recipe import MASK_OBJECTIVE, Recipe
+from pellucid.training.step_choice import choose_step
 
+#: parameters or scores of a network that can be planned at most
+MOST_NUMBERS = 1 << 55
 #: the largest batch that is tried
 MOST = 1 << 24
+#: seconds that timing a step may take, while precisions are compared
+MEASURING = 1.0
 #: how many layouts a search shows for each accelerator
 SHOWN = 3
 #: training tokens for each parameter where no length is given (Hoffmann et al. 2022)
@@ -113,8 +117,8 @@ def make_plan(
     tokens        number of training tokens; unless given, the run's, or 20 for each parameter
     processes     plan for this many, which `batch` rows are divided among (default: one row for each)
     replicate, shard, tensor   their layout (`layout_of`); with `search`, all layouts that fit are tried instead
-    measure       time steps for a few seconds on this machine; how a step is computed is then chosen by the function
-                  that a run uses, which remembers what it timed: a run of this shape on this machine chooses alike
+    measure       time steps for a few seconds on this machine; how a step is computed is chosen by the function that a
+                  run uses
     progress      called as progress(stage, done, total), with 0 and 0 where the total is unknown
 
     Raises PlanError, ArchitectureError or RecipeError for a name or file that does not exist.
@@ -129,17 +133,25 @@ def make_plan(
         raise PlanError(f"{wrong[0]} below 1: give a number from 1 on")
     model = recipe.model if n_ctx is None else replace(recipe.model, n_ctx=n_ctx)
     recipe = replace(recipe, model=model if vocabulary is None else with_vocabulary(model, vocabulary))
+    check_size(recipe.model)
     # a run of another machine is planned for this one
     here = device_here(recipe.train.device) if device == "auto" else resolve_device(device)
     if recipe.train.compile == "yes" and compiling_lacks(here):
         recipe = with_train(recipe, compile="auto")
     on_processes = _on_processes(recipe, others, batch, precision, processes, (replicate, shard, tensor), search)
     parameters, room = count_parameters(recipe.model), float(memory_bytes(here))
-    asked, recipe = recipe, _with_batch(recipe, here, None if on_processes else batch, precision)
+    recipe = _with_batch(recipe, here, None if on_processes else batch, precision)
     n_tokens = tokens or planned or TOKENS_PER_PARAMETER * parameters["total"]
-    passes = () if batch or asked.train.accumulate else passes_that_fit(recipe, here)
-    choice = choose_step(recipe, here, n_tokens, passes, USABLE * room, measure=measure)
-    recipe = choice.combination.applied(recipe)
+    room_here = USABLE * room
+
+    def seconds_of(tried: Recipe, budget: float) -> float:
+        speed = training_speed(tried, here, min(budget, MEASURING), room_here) if measure else None
+        return math.inf if speed is None or speed.is_estimated else speed.seconds
+
+    length = dict.fromkeys(LENGTHS, 0) | {"steps": max(1, round(n_tokens / recipe.tokens_per_step))}
+    choice = choose_step(with_train(recipe, **length), n_tokens, here, seconds_of)
+    t = choice.recipe.train
+    recipe = with_train(recipe, precision=t.precision, attention=t.attention, compile=t.compile)
     memory = training_memory(recipe)
     made = Plan(
         name=name,
@@ -150,13 +162,24 @@ def make_plan(
         tokens=n_tokens,
         device=str(here),
         device_memory=room,
-        largest_batch=largest_batch(recipe, USABLE * room),
-        speed=training_speed(recipe, here, memory=USABLE * room) if measure else None,
+        largest_batch=largest_batch(recipe, room_here),
+        speed=training_speed(recipe, here, memory=room_here) if measure else None,
         step_lines=tuple(choice.lines),
         elsewhere=[_elsewhere(recipe, other, precision) for other in others],
         on_processes=on_processes,
     )
     return made if made.fits else replace(made, changes=changes_that_help(recipe))
+
+
+def check_size(a: Architecture) -> None:
+    """Raise PlanError for a network beyond any machine, whose tensors PyTorch cannot describe."""
+    numbers = {"parameters": count_parameters(a)["total"], "attention scores in a sequence": a.n_heads * a.n_ctx**2}
+    for what, n in numbers.items():
+        if n > MOST_NUMBERS:
+            raise PlanError(
+                f"the network has more than {MOST_NUMBERS:.1e} {what}, for which no machine has room: make n_ctx, "
+                "d_model or its other sizes smaller"
+            )
 
 
 def _recipe_of(what: str | Path | Architecture) -> tuple[str, Recipe]:
@@ -167,14 +190,16 @@ def _recipe_of(what: str | Path | Architecture) -> tuple[str, Recipe]:
     if path.is_dir():
         if (kind := kind_of(path)) != "transformer":
             raise PlanError(f"{path} is a run of kind {kind}, and a plan is of a transformer's training")
-        return str(what), read_recipe(path)
+        recipe = read_recipe(path)
+        check_saved(path, recipe)
+        return str(what), recipe
     if path.suffix == ".json":
         try:
-            return path.name, default_recipe(Architecture.from_dict(json.loads(path.read_bytes())))
+            return path.name, default_recipe(Architecture.from_dict(read_json_file(path)))
         except OSError as error:
             raise PlanError(f"{path} cannot be read: {error.strerror}") from None
-        except json.JSONDecodeError as error:
-            raise PlanError(f"{path} is not JSON: {error}") from None
+        except JSONFileError as error:
+            raise PlanError(str(error)) from None
     return str(what), default_recipe(preset(str(what)))
 
 

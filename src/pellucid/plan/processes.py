@@ -7,7 +7,6 @@ batch are divided among replicate x shard groups.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,25 +14,16 @@ from functools import lru_cache
 import torch
 
 from pellucid.architecture import Architecture
+from pellucid.model import Transformer
+from pellucid.model.weights import without_memory
 from pellucid.plan.accelerators import TRAINING_SHARE, USABLE, Accelerator, PlanError
 from pellucid.plan.flops import flops
 from pellucid.runs.optimizer import optimizer_of
 from pellucid.runs.options import with_train
-from pellucid.training.build import n_logits, undivided
+from pellucid.training.build import undivided
 from pellucid.training.config import ParallelOptions
-from pellucid.training.memory import Memory, training_memory
-from pellucid.training.memory_layout import part_of
-from pellucid.training.memory_lines import (
-    FLOAT,
-    NoClosedFormError,
-    ParameterKind,
-    bare_network,
-    optimizer_bytes,
-    step_lines,
-)
-from pellucid.training.objectives import MANY_LOGITS
+from pellucid.training.memory import AVERAGES, FLOAT, training_memory
 from pellucid.training.recipe import Recipe
-from pellucid.training.shape_tensors import shapes_only
 
 #: processes of one machine, which reach each other through `Accelerator.link`; others go through `Accelerator.network`
 PER_MACHINE = 8
@@ -79,10 +69,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class ProcessPlan:
-    """One process's bytes, traffic and seconds for a step of the whole batch.
-
-    why_bound  why the memory is an upper bound, "" where it is what a step needs
-    """
+    """One process's bytes, traffic and seconds for a step of the whole batch."""
 
     layout: Layout
     rows: int
@@ -98,7 +85,6 @@ class ProcessPlan:
     accelerator: Accelerator
     compute: float
     traffic: tuple[Traffic, ...]
-    why_bound: str = ""
 
     @property
     def fits(self) -> bool:
@@ -170,6 +156,11 @@ def divided_architecture(a: Architecture, tensor: int) -> Architecture:
     return a.with_fields({name: size // tensor for name, size in sizes.items()} | whole)
 
 
+def part_of(shape: torch.Size, shard: int) -> torch.Size:
+    """The largest process's part of a parameter: its first axis is cut into equal pieces, the last of them shorter."""
+    return torch.Size((-(-shape[0] // shard), *shape[1:])) if shape else shape
+
+
 @lru_cache(maxsize=64)
 def units(recipe: Recipe) -> tuple[tuple[int, tuple[tuple[str, torch.Size], ...]], ...]:
     """What `fully_shard` gathers at once: each kind of layer, and then all parameters outside of layers.
@@ -180,12 +171,9 @@ def units(recipe: Recipe) -> tuple[tuple[int, tuple[tuple[str, torch.Size], ...]
     if a.encoder is not None:
         raise PlanError("an encoder-decoder on many processes cannot be planned yet: plan it for one process")
     t = recipe.train
-    with shapes_only():
-        network = bare_network(replace(recipe, model=replace(a, n_layers=1)))
-        named = [
-            (name, optimizer_of(name, p, t.optimizer, t.ngram_optimizer), p.shape)
-            for name, p in network.named_parameters()
-        ]
+    with without_memory():
+        network = Transformer(replace(a, n_layers=1))
+        named = [(name, optimizer_of(name, p, t.optimizer), p.shape) for name, p in network.named_parameters()]
     layer = tuple((word, shape) for name, word, shape in named if name.startswith("blocks."))
     others = tuple((word, shape) for name, word, shape in named if not name.startswith("blocks."))
     return (a.n_layers, layer), (1, others)
@@ -219,7 +207,7 @@ def plan_processes(
     own = [(n, [(word, part_of(shape, layout.shard)) for word, shape in unit]) for n, unit in units(local)]
     numbers = sum(n * sum(shape.numel() for _, shape in unit) for n, unit in own)
     optimizer = _optimizer_bytes(own)
-    gathered, working, why_bound = _gathered_and_working(local, layout, passes, FLOAT * 2 * numbers + optimizer)
+    gathered, working = _gathered_and_working(local, layout, passes)
     return ProcessPlan(
         layout,
         rows,
@@ -235,39 +223,25 @@ def plan_processes(
         accelerator=other,
         compute=_compute_seconds(recipe, layout, other),
         traffic=tuple(_traffic(local, layout, other, passes, per_machine)),
-        why_bound=why_bound,
     )
 
 
-def _gathered_and_working(local: Recipe, layout: Layout, passes: int, held: int) -> tuple[int, int, str]:
-    """Bytes of what a process gathers of others, and of all else that a step needs at its largest; and why their sum
-    is an upper bound, "" where it is none.
-
-    held  bytes of its parts of weights, gradients and averages
+def _gathered_and_working(local: Recipe, layout: Layout, passes: int) -> tuple[int, int]:
+    """Bytes of what a process gathers of others, and of all else that a step needs beside its parts of weights,
+    gradients and averages: the most of each, though not all of it is needed at the same time.
     """
     memory, size = training_memory(local), gathered_bytes(local)
-    undivided = int(memory.peak - memory.weights - memory.optimizer - memory.gradients)
-    if layout.shard * layout.tensor == 1 < layout.replicate:
-        return int(memory.gradients), undivided, ""  # DistributedDataParallel sums copies of the gradients
+    if layout.shard * layout.tensor == 1:
+        copies = int(memory.gradients) if layout.replicate > 1 else 0  # whose sums DistributedDataParallel keeps
+        return copies, int(memory.peak - memory.weights - memory.optimizer - memory.gradients)
     layer, others = (sum(shape.numel() for _, shape in unit) for _, unit in units(local))
-    gathered = 0
+    gathered = size * (layer + others)  # fully_shard of one process computes with copies
     if layout.shard > 1:
         gathered = size * (GATHERED * layer + others) + FLOAT * max(layer, others)
-    elif layout.tensor > 1:  # fully_shard of one process computes with copies
-        gathered = size * (layer + others)
-    try:
-        rest = divided_memory(local, layout).peak - held
-    except NoClosedFormError as error:
-        why_bound = "" if layout.shard * layout.tensor == 1 else str(error)
-    else:
-        gathered = int(min(gathered, rest))
-        return gathered, int(rest - gathered), ""
-    if layout.shard == 1:
-        return gathered, undivided, why_bound
     # gradients are divided as soon as a layer's are complete, so that those of all layers never exist
     before = memory.gradients if passes > 1 else 0.0
     largest = max(memory.forward - before, memory.backward - memory.gradients)
-    return gathered, int(largest - memory.weights - memory.optimizer), why_bound
+    return gathered, int(largest - memory.weights - memory.optimizer)
 
 
 def gathered_bytes(recipe: Recipe) -> int:
@@ -275,24 +249,8 @@ def gathered_bytes(recipe: Recipe) -> int:
     return 2 if recipe.parallel.gather == "bfloat16" else FLOAT
 
 
-def divided_memory(local: Recipe, layout: Layout) -> Memory:
-    """The memory of one process of a layout that divides weights or layers, found by a step on shapes alone.
-
-    Raises NoClosedFormError, which says why, where that cannot be: `plan_processes` then adds the most that its parts
-    need at different times.
-    """
-    parallel = replace(local.parallel, shard=layout.shard, tensor=layout.tensor)
-    chunked = n_logits(local) >= MANY_LOGITS
-    any_batch = with_train(replace(local, parallel=parallel), batch=0, accumulate=min(local.train.accumulate, 2))
-    return Memory(*step_lines(any_batch, chunked).at(local.train.batch))
-
-
 def _optimizer_bytes(own: list[tuple[int, list[tuple[str, torch.Size]]]]) -> int:
-    kinds: Counter[ParameterKind] = Counter()
-    for n, unit in own:
-        for word, part in unit:
-            kinds[word, part, part] += n
-    return optimizer_bytes(kinds)
+    return FLOAT * sum(n * AVERAGES[word] * part.numel() for n, unit in own for word, part in unit)
 
 
 def _compute_seconds(recipe: Recipe, layout: Layout, other: Accelerator) -> float:

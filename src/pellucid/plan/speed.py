@@ -4,31 +4,25 @@ The steps are those of a run: forward, backward, clipping, update. The time of a
 so shallow networks are timed and extrapolated, and deep ones need not be built.
 """
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from pellucid.model import Transformer
 from pellucid.model.lora import adapt
-from pellucid.model.weights import initialise
 from pellucid.parameter_counts import count_parameters
 from pellucid.plan.flops import flops
-from pellucid.runs.gradients import clip
-from pellucid.runs.measure import extrapolated
-from pellucid.runs.optimizer import Optimizer, make_optimizer
+from pellucid.runs.measure import measure_step
 from pellucid.runs.options import with_train
 from pellucid.text.read.chunks import counted
-from pellucid.training.build import choose_for_device, choose_kernel, choose_paths, n_logits
+from pellucid.training.build import build_network, choose_for_device
 from pellucid.training.memory import DEEP, SHALLOW, shallow
-from pellucid.training.objectives import MicroBatch, autocast
+from pellucid.training.objectives import MicroBatch
 from pellucid.training.recipe import Recipe
-from pellucid.training.resolve_recipe import resolve_batch
+from pellucid.training.resolve_recipe import ASSUMED_SHARE, resolve_batch
+from pellucid.training.trainable import TransformerTrainable
 
-#: the assumed share of a matrix product's speed for a step that is too large to time
-ASSUMED_SHARE = 0.5
 #: rows and columns of the matrices whose product measures a CPU, and another device
 CUBE, LARGE_CUBE = 1024, 8192
 #: products that another device computes between two waits: to start one and to wait for it takes time of its own
@@ -93,17 +87,17 @@ def training_speed(
     peak = product_speed(device, recipe.train.precision)
     began = time.perf_counter()
     n, tokens, networks = recipe.model.n_layers, recipe.tokens_per_step, shallow_networks(recipe)
-    at_least = [tokens * flops(few.model).training / peak for _, few in networks]
+    # a pass of one row is timed at least, after one that warms up
+    row = 2 * recipe.model.n_ctx / peak / ASSUMED_SHARE
+    at_least = row * sum(flops(few.model).training for _, few in networks)
     weights = 16.0 * sum(count_parameters(few.model)["total"] for _, few in networks)
-    # a line through two times needs them warm, and the first step on a GPU loads its kernels
-    least = 0 if len(networks) == 1 and device.type == "cpu" else 1
-    if (1 + least) * sum(at_least) / ASSUMED_SHARE > budget or weights > memory:
+    if at_least > budget or weights > memory:
         seconds = tokens * flops(recipe.model).training / peak / ASSUMED_SHARE
         cube = cube_of(device)
         how = f"estimated: {ASSUMED_SHARE:.0%} of the speed of a {cube}-cube product, because it is too large to time"
         return StepSpeed(seconds, tokens / seconds, peak, how)
-    taken = in_turn([stepper(few, device) for _, few in networks], began + budget - time.perf_counter(), least=least)
-    seconds = extrapolated([(times, each) for (times, _), each in zip(networks, taken, strict=True)])
+    left = (began + budget - time.perf_counter()) / len(networks)
+    seconds = extrapolated([(times, step_seconds(few, device, left)) for times, few in networks])
     of = counted(n, "layer") if n <= DEEP else f"networks of {SHALLOW} and {DEEP} layers"
     return StepSpeed(seconds, tokens / seconds, peak, f"measured for a few seconds, by {of}")
 
@@ -117,81 +111,53 @@ def shallow_networks(recipe: Recipe) -> list[tuple[float, Recipe]]:
     return [(1.0 - share, eager(recipe, SHALLOW)), (share, eager(recipe, DEEP))]
 
 
-def stepper(recipe: Recipe, device: torch.device) -> Callable[[], None]:
-    """A function that takes one training step on random tokens and waits for it."""
-    return steppers([recipe], device)[0]
+def extrapolated(timed: Sequence[tuple[float, float]]) -> float:
+    """Seconds of a step, where each network that was timed counts so many times (`shallow_networks`).
 
-
-def steppers(recipes: Sequence[Recipe], device: torch.device) -> list[Callable[[], None]]:
-    """The same for each recipe, with one network and one optimiser for all of them: the recipes differ only in how a
-    step is computed.
+    A step takes at least as long as the slowest of them, which are parts of it, however much other work disturbed.
     """
-    recipe = recipes[0]
-    network = Transformer(recipe.model)
-    initialise(network, recipe.train.seed, recipe.train.init_std)
-    if recipe.adapt.rank:
-        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.new_ids)
-    choose_paths(network, recipe)
-    choose_for_device(network, resolve_batch(recipe, device), device)
-    network.to(device).train()
-    optimizer = make_optimizer(recipe, network)
-    return [_step_of(resolve_batch(recipe, device), network, optimizer, device) for recipe in recipes]
+    return max(sum(times * seconds for times, seconds in timed), *(seconds for _, seconds in timed))
 
 
-def _step_of(recipe: Recipe, network: Transformer, optimizer: Optimizer, device: torch.device) -> Callable[[], None]:
-    loss = autocast(network, device, recipe.train.precision, n_logits(recipe))
-    good, batch_data = torch.zeros((), dtype=torch.bool, device=device), random_pass(recipe, device)
-    parameters = list(network.parameters())
-
-    def step() -> None:
-        choose_kernel(network, recipe)
-        optimizer.set_precision(recipe.train.precision)
-        optimizer.zero_grad()
-        for _ in range(recipe.train.accumulate):
-            (loss(batch_data) / batch_data.targets.numel()).backward()
-        clip(parameters, recipe.train.clip or 1.0)
-        optimizer.step(good)
-        parameters[0].flatten()[0].item()
-
-    return step
+def step_seconds(
+    recipe: Recipe, device: torch.device, budget: float, poll: Callable[[], object] = lambda: None
+) -> float:
+    """Seconds of a step on random tokens, not compiled, measured in about `budget` seconds; `poll` may raise."""
+    trainable = OnRandomTokens(with_train(resolve_batch(recipe, device), device=str(device)))
+    trainable.build()
+    return measure_step(trainable, poll, budget)
 
 
-def random_pass(recipe: Recipe, device: torch.device) -> MicroBatch:
-    """A full micro-batch of random tokens."""
-    a, generator = recipe.model, torch.Generator().manual_seed(0)
+class OnRandomTokens(TransformerTrainable):
+    """A new network, with adapters where the recipe has them, and random tokens in place of a text."""
 
-    def draw(n: int) -> torch.Tensor:
-        return torch.randint(0, a.n_vocab, (recipe.train.batch, n), generator=generator).to(device)
+    def build(self, device: torch.device | None = None) -> None:
+        adapters, recipe = self.recipe.adapt, self.recipe
+        self.network = build_network(replace(recipe, adapt=replace(adapters, rank=0)), self.device)
+        if adapters.rank:
+            adapt(self.network, adapters.rank, adapters.scaled_by, adapters.modules, recipe.new_ids).to(self.device)
+        choose_for_device(self.network, recipe, self.device)
 
-    return MicroBatch(draw(a.n_ctx), draw(a.n_ctx), source=None if a.encoder is None else draw(a.encoder.n_ctx))
+    def make_data(self) -> "RandomTokens":  # type: ignore[override]
+        return RandomTokens(self.recipe, self.device)
 
 
-def in_turn(
-    steps: list[Callable[[], None]], budget: float, poll: Callable[[], object] = lambda: None, least: int = 3
-) -> list[float]:
-    """Median seconds of each step, taken in turn so that other load on the machine affects all of them alike.
+@dataclass(frozen=True)
+class RandomTokens:
+    """Micro-batches of random tokens, of full rows."""
 
-    After one warm-up step, each is taken `least` times, and more often while another round fits into the budget, in
-    seconds. With `least` 0 and no time for a second round, the warm-up steps count. `poll` is called before each step
-    and may raise.
-    """
+    recipe: Recipe
+    device: torch.device
 
-    def one_round() -> list[float]:
-        times = []
-        for step in steps:
-            poll()
-            start = time.perf_counter()
-            step()
-            times.append(time.perf_counter() - start)
-        return times
+    def at(self, step: int, micro: int, of: int) -> MicroBatch:
+        """One `of`th of a step's rows."""
+        a, t, generator = self.recipe.model, self.recipe.train, torch.Generator().manual_seed(micro)
 
-    began = time.perf_counter()
-    first = one_round()
-    last_start = began + budget - sum(first)
-    rounds: list[list[float]] = []
-    while len(rounds) < least or (len(rounds) < 50 and time.perf_counter() < last_start):
-        rounds.append(one_round())
-    return [statistics.median(times) for times in zip(*(rounds or [first]), strict=True)]
+        def draw(n: int) -> torch.Tensor:
+            rows = t.batch * t.accumulate // of
+            return torch.randint(0, a.n_vocab, (rows, n), generator=generator).to(self.device)
+
+        return MicroBatch(draw(a.n_ctx), draw(a.n_ctx), source=None if a.encoder is None else draw(a.encoder.n_ctx))
 
 
 def eager(recipe: Recipe, depth: int) -> Recipe:

@@ -1,4 +1,4 @@
-"""A transformer that is trained together with an n-gram of its training text (`train --mix auto`).
+"""A network of any kind that is trained together with an n-gram of its training text (`train --mix auto`).
 
     P(w|h) = weight P_network(w|h) + (1 - weight) P_ngram(w|h)   (Bengio et al. 2003, section 4.2)
 
@@ -17,28 +17,34 @@ A run's folder then holds
 import math
 import shutil
 import time
+from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from pellucid.model import Transformer
+from pellucid.predictors.load import at_checkpoint
 from pellucid.predictors.mixture import fit_weight, mixed
 from pellucid.predictors.ngram import NGram, NGramError
 from pellucid.predictors.ngram_baselines import COUNTED, spread
+from pellucid.predictors.recipe import PredictorRecipe
+from pellucid.predictors.trainable import PredictorTrainable
 from pellucid.runs.checkpoint import write_json
 from pellucid.runs.interrupt import Interruption, Phase
 from pellucid.runs.options import RecipeError
 from pellucid.runs.pace import Pace
 from pellucid.runs.reporter import PlainReporter
-from pellucid.runs.run_dir import read_json
+from pellucid.runs.run_dir import DATA, read_json
 from pellucid.text.tokens.store import Part, Tokens
 from pellucid.training.data import TokenData
 from pellucid.training.load import load_run
 from pellucid.training.objectives import token_losses
-from pellucid.training.trainable import TransformerTrainable
+from pellucid.training.recipe import Recipe, TextRecipeT
+from pellucid.training.trainable import TextTrainable, TransformerTrainable
+from pellucid.trust import Trust
 
 #: tokens of an n-gram
 ORDER = 5
@@ -71,14 +77,16 @@ def ranges_to_set_aside(n_tokens: int) -> Ranges:
     return [(end - n_aside // n, end) for end in ends]
 
 
-class MixedTransformerTrainable(TransformerTrainable):
-    """A transformer, and the n-gram that it is mixed with. The first of several processes counts and fits.
+class MixedWithNGram(TextTrainable[TextRecipeT]):
+    """What a network's training gains by an n-gram. The first of several processes counts and fits.
 
     ranges  of the training tokens that are set aside, and `aside` those tokens; `tokens` are without them
     ngram   between its counting and the writing of the run's folder
     """
 
+    data_shape = replace(DATA, needed=(*DATA.needed, "set_aside"))
     tokens: Tokens
+    trust: Trust
     finish_name = "mixing with the n-gram"
     ngram: NGram | None = None
 
@@ -88,7 +96,7 @@ class MixedTransformerTrainable(TransformerTrainable):
         if run_dir is None:
             ranges = ranges_to_set_aside(len(whole))
         else:
-            data = read_json(run_dir / "data.json")
+            data = read_json(run_dir / "data.json", self.data_shape)
             if self.difference(data):
                 return  # which the pipeline refuses
             ranges = [(start, stop) for start, stop in data["set_aside"]]
@@ -142,7 +150,7 @@ class MixedTransformerTrainable(TransformerTrainable):
         """Fit the weight on the tokens set aside, and measure the held-out text with the n-gram and without it."""
         began = time.monotonic()
         ngram, why_counted = self.stored_ngram(run_dir, phase)
-        network, _, best = load_run(run_dir, "best", self.device, trust=self.trust)
+        network, best = self.best_network(run_dir)
         pairs = [self.log_probs(network, ngram, part, phase) for part in self.aside]
         own, counted = (np.concatenate(log_probs) for log_probs in zip(*pairs, strict=True))
         weight = fit_weight(own, counted)
@@ -188,16 +196,45 @@ class MixedTransformerTrainable(TransformerTrainable):
             ngram.save(run_dir / "ngram")
             return ngram, f"the n-gram was counted and written again: {error}"
 
-    @torch.no_grad()
     def log_probs(
-        self, network: Transformer, ngram: NGram, part: Part, poll: Callable[[], object]
+        self, network: Any, ngram: NGram, part: Part, poll: Callable[[], object]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """log P of each token of a part after the first, float64 [len(part) - 1], by the network and by the n-gram.
+        """log P of each token of a part after the first, float64 [len(part) - 1], by the network and by the n-gram."""
+        own = self.log_probs_by_network(network, part, poll)
+        return own, ngram.log_probs(part.read(0, len(part)), poll)
 
-        The network reads the part in windows of its context that do not overlap, as held-out text is measured.
-        """
+    @abstractmethod
+    def best_network(self, run_dir: Path) -> tuple[Any, int]:
+        """The network of the best checkpoint, and the step of that checkpoint."""
+
+    @abstractmethod
+    def log_probs_by_network(self, network: Any, part: Part, poll: Callable[[], object]) -> np.ndarray:
+        """log P of each token of a part after the first, float64 [len(part) - 1]."""
+
+
+class MixedTransformer(MixedWithNGram[Recipe], TransformerTrainable):
+    """A transformer that is mixed with an n-gram. It reads in windows of its context that do not overlap."""
+
+    def best_network(self, run_dir: Path) -> tuple[Any, int]:
+        network, _, best = load_run(run_dir, "best", self.device, trust=self.trust)
+        return network, best
+
+    @torch.no_grad()
+    def log_probs_by_network(self, network: Any, part: Part, poll: Callable[[], object]) -> np.ndarray:
         losses = []
         for batch in TokenData(self.tokens.with_parts(held_out=part), self.recipe, self.device).held_out():
             poll()
-            losses.append(token_losses(network, batch)[batch.counts].double().cpu().numpy())
-        return -np.concatenate(losses), ngram.log_probs(part.read(0, len(part)), poll)
+            losses.append(token_losses(network, batch)[batch.counts].cpu().double().numpy())
+        return -np.concatenate(losses)
+
+
+class MixedPredictor(MixedWithNGram[PredictorRecipe], PredictorTrainable):
+    """A neural probabilistic or recurrent predictor that is mixed with an n-gram."""
+
+    def best_network(self, run_dir: Path) -> tuple[Any, int]:
+        network, best = at_checkpoint(self.recipe, run_dir, "best")
+        return network.to(self.device), best
+
+    def log_probs_by_network(self, network: Any, part: Part, poll: Callable[[], object]) -> np.ndarray:
+        poll()
+        return network.log_probs(part.read(0, len(part)))

@@ -1,4 +1,4 @@
-"""An n-gram predictor with the interface of a network, and mixtures of a network with one."""
+"""An n-gram predictor with the interface of a network, and the mixture of any network with one."""
 
 from typing import Any
 
@@ -7,9 +7,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pellucid.json_shapes import COUNT, POSITIVE, Fields, Scalar
+from pellucid.model.float64 import WITHOUT_FLOAT64, in_float64
 from pellucid.model.shapes import LastLogits, Logits, Tokens
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.options import PredictorError, plain_forward
+
+#: mixture.json of a run: the share of the network, and the step whose network it was fitted with
+FITTED = Fields(
+    {
+        "weight": Scalar("a share from 0 to 1", lambda value: POSITIVE.holds(value) and value <= 1),
+        "step": COUNT,
+    },
+    needed=("weight", "step"),
+)
 
 
 class Counted(nn.Module):
@@ -34,26 +45,27 @@ class Counted(nn.Module):
         n = self.choices.order - 1
         padded = np.pad(tokens.cpu().numpy(), ((0, 0), (max(n - 1, 0), 0)), constant_values=-1)
         windows = np.lib.stride_tricks.sliding_window_view(padded, n, axis=1) if n else padded[..., None][..., :0]
-        return self.after(windows.reshape(tokens.numel(), n)).to(tokens.device).unflatten(0, tuple(tokens.shape))
+        return self.after(windows.reshape(tokens.numel(), n), tokens.device).unflatten(0, tuple(tokens.shape))
 
     def last(self, tokens: Tokens) -> LastLogits:
         """`forward` at the last position alone, [batch, n_vocab]: it reads no other context."""
         n, width = self.choices.order - 1, tokens.size(1)
         context = tokens[:, max(width - n, 0) :].cpu().numpy()
         padded = np.pad(context, ((0, 0), (max(n - width, 0), 0)), constant_values=-1)
-        return self.after(padded).to(tokens.device)
+        return self.after(padded, tokens.device)
 
-    def after(self, contexts: np.ndarray) -> Tensor:
+    def after(self, contexts: np.ndarray, device: torch.device) -> Tensor:
         """log P of the token after each context, [contexts, order - 1] -> [contexts, n_vocab]; -1 for no token."""
         with np.errstate(divide="ignore"):
-            return torch.from_numpy(np.log(self.ngram.distributions(contexts)))
+            log_probs = torch.from_numpy(np.log(self.ngram.distributions(contexts)))
+        return log_probs if device.type in WITHOUT_FLOAT64 else log_probs.to(device)
 
     def log_probs(self, ids: np.ndarray) -> np.ndarray:
         """log P of each token after the first, as the n-gram gives it, float64 [len(ids) - 1]."""
         return self.ngram.log_probs(ids)
 
 
-class Mixture(nn.Module):
+class NGramMixture(nn.Module):
     """P(w|h) = weight P_network(w|h) + (1 - weight) P_counted(w|h)   (Bengio et al. 2003, section 4.2)
 
     An id that one of them does not have has probability 0 there: the network may have rows that stand for no token.
@@ -82,7 +94,7 @@ class Mixture(nn.Module):
 
     def mix(self, logits: Tensor, counted: Tensor) -> Tensor:
         """log P from the network's logits and the n-gram's log P, over the ids of both."""
-        own, n = logits.double().log_softmax(-1), max(logits.size(-1), counted.size(-1))
+        own, n = in_float64(logits).log_softmax(-1), max(logits.size(-1), counted.size(-1))
         return mixed(over_ids(own, n), over_ids(counted.to(own.device), n), self.weight)
 
     def log_probs(self, ids: np.ndarray) -> np.ndarray:

@@ -20,8 +20,8 @@ from safetensors.numpy import load as read_tensors
 from safetensors.numpy import save as tensors_as_bytes
 
 from pellucid.destination import write_durably, written_aside
+from pellucid.json_files import JSONFileError, read_json_file, read_regular
 from pellucid.predictors.counting import NGramLevel, count, locate, older_tokens
-from pellucid.text.regular import read_regular
 
 Smoothing = Literal["maximum-likelihood", "add-alpha", "kneser-ney", "modified-kneser-ney"]
 FORMAT = 1
@@ -333,7 +333,7 @@ class NGram:
         folder = Path(folder)
         try:
             about, content = (
-                json.loads(read_regular(folder / "ngram.json")),
+                read_json_file(folder / "ngram.json"),
                 read_regular(folder / "ngram.safetensors"),
             )
             if about["format"] != FORMAT:
@@ -347,7 +347,7 @@ class NGram:
             return cls(choices, levels, about["n_tokens"])
         except OSError as error:
             raise NGramError(f"{folder} holds no n-gram predictor: {error.filename} cannot be read") from None
-        except (LookupError, TypeError, json.JSONDecodeError, UnicodeDecodeError, SafetensorError) as error:
+        except (LookupError, TypeError, JSONFileError, SafetensorError) as error:
             raise NGramError(f"{folder} is damaged ({error!r}): train it again") from None
 
 

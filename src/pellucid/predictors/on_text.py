@@ -14,7 +14,7 @@ from pellucid.predictors.ngram import NGram
 from pellucid.predictors.ngram_baselines import COUNTED, Baseline, as_part, baseline, count_ngrams, spread
 from pellucid.predictors.recipe import read_predictor_recipe
 from pellucid.runs.options import RecipeError
-from pellucid.runs.run_dir import cache_folder, read_json
+from pellucid.runs.run_dir import cache_folder, read_data
 from pellucid.text.chat_template import CHATML, ChatTemplate, read_chat_template
 from pellucid.text.one_text import document_name, one_text
 from pellucid.text.read.chunks import DocumentError, counted
@@ -24,10 +24,11 @@ from pellucid.text.read.find import ReadOptions
 from pellucid.text.read.pairs import split_pairs
 from pellucid.text.split import split_corpus
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from pellucid.text.tokens.conversations import ConversationTokens, encode_conversations
-from pellucid.text.tokens.pairs import PairTokens, encode_pairs
+from pellucid.text.tokens.conversations import ConversationTokens, prepare_conversations
+from pellucid.text.tokens.pairs import PairTokens, prepare_pairs
 from pellucid.text.tokens.prepare import prepare_tokens
 from pellucid.text.tokens.store import Tokens, describe_difference
+from pellucid.training.kinds import kind_of
 from pellucid.training.load import read_recipe
 from pellucid.training.recipe import Recipe
 from pellucid.training.text_parts import (
@@ -36,6 +37,7 @@ from pellucid.training.text_parts import (
     read_recipe_pairs,
     read_recipe_text,
 )
+from pellucid.trust import Trust
 
 #: progress(stage, done, total)
 Progress = Callable[[str, int, int], None]
@@ -125,7 +127,7 @@ def score_corpus(
             one = score(text)
         except ScoringError as error:
             raise ScoringError(f"{document_name(documents[k])}: {error}") from None
-        one = replace(one, n_replaced_bytes=len(text.encode()) - documents.n_bytes[k])
+        one = replace(one, n_replaced_bytes=len(text.encode()) - documents[k].n_bytes)
         log_probs[k], counts[:, k] = one.log_prob, (one.n_tokens, one.n_bytes, one.n_words)
         if one.why_not_comparable:
             reasons += 1
@@ -152,7 +154,7 @@ def count_on_run(provenance: Mapping[str, Any], tokenizer: Tokenizer, progress: 
     The run's text is read again. Raises RecipeError where the folder is no run, where the text has changed, and where
     the run has another tokenizer; DocumentError where the text is missing.
     """
-    run, trust = provenance.get("folder"), bool(provenance.get("trust"))
+    run, trust = provenance.get("folder"), provenance.get("trust", False)
     if run is None or not (Path(run) / "recipe.json").exists():
         named = "this model does not come from a run" if run is None else f"{run} is no run"
         raise RecipeError(f"{named}, so there is no training text to count n-grams on: give the folder of a run")
@@ -171,7 +173,7 @@ def count_on_run(provenance: Mapping[str, Any], tokenizer: Tokenizer, progress: 
             progress("counting n-grams", 0, 0)
 
     train = as_part(tokens, "train")
-    if ranges := read_json(run / "data.json").get("set_aside"):
+    if ranges := read_data(run).get("set_aside"):
         train = train.without([(start, stop) for start, stop in ranges])
     separator = tokens.separator if inside else None
     ngrams = count_ngrams(spread(train, COUNTED), tokens.n_vocab, separator=separator, poll=poll)
@@ -190,25 +192,26 @@ class _Scored:
 
 def recipe_of(run: Path) -> Recipe:
     """The recipe of a run of any kind that is trained on text."""
-    kind = read_json(run / "recipe.json").get("kind", "transformer")
-    found: Any = read_recipe(run) if kind == "transformer" else read_predictor_recipe(run)
+    found: Any = read_recipe(run) if kind_of(run) == "transformer" else read_predictor_recipe(run)
     return found
 
 
 def tokens_of(
-    run: Path, recipe: Recipe, progress: Progress | None, *, trust: bool = False
+    run: Path, recipe: Recipe, progress: Progress | None, *, trust: Trust = False
 ) -> Tokens | PairTokens | ConversationTokens:
     """The tokens that a run was trained on; RecipeError where its text has changed."""
     t, seed, tokenizer = recipe.text, recipe.train.seed, load_tokenizer(run, trust=trust)
     if recipe.train.objective == "source-target":
-        tokens: Any = encode_pairs(split_pairs(read_recipe_pairs(recipe, progress), t.held_out, seed), tokenizer)
+        pairs = split_pairs(read_recipe_pairs(recipe, progress), t.held_out, seed)
+        tokens: Any = prepare_pairs(pairs, tokenizer, cache_folder(), progress)
     elif recipe.train.objective == "chat":
         split = split_conversations(read_recipe_conversations(recipe, progress), t.held_out, seed)
-        tokens = encode_conversations(split, tokenizer, read_chat_template(run) or ChatTemplate(CHATML))
+        template = read_chat_template(run) or ChatTemplate(CHATML)
+        tokens = prepare_conversations(split, tokenizer, template, cache_folder(), progress)
     else:
-        split = split_corpus(read_recipe_text(recipe, progress), t.held_out, seed, t.split)
+        split = split_corpus(read_recipe_text(recipe, progress, cache_folder()), t.held_out, seed, t.split)
         tokens = prepare_tokens(split, tokenizer, cache_folder(), progress=progress)
-    if difference := describe_difference(read_json(run / "data.json"), tokens.manifest):
+    if difference := describe_difference(read_data(run), tokens.manifest):
         said = "; ".join(difference.splitlines())
         raise RecipeError(f"{run} was trained on other text ({said}): put it back to count n-grams on it")
     return tokens

@@ -16,7 +16,7 @@ from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import SequenceState
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.scoring import CorpusScore, Score, ScoringError, token_pieces, why_not_comparable
-from pellucid.generate.text import DrawOptions, Generated, TextPiece, Writer, pieces
+from pellucid.generate.text import DrawOptions, Generated, TextPiece, Writer, check_single, pieces
 from pellucid.predictors.on_text import Progress, ScoreTextOptions, count_on_run, score_given
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import Tokenizer
@@ -47,6 +47,7 @@ class Predictor:
 
     def generate(self, prompt: str = "", **options: Unpack[PredictorGenerateOptions]) -> Generated:
         """Generate one text from the prompt; the options are those of `stream`."""
+        check_single(prompt, options)
         return self.generate_many(prompt, **options)[0]
 
     def generate_many(

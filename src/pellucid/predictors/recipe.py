@@ -1,19 +1,17 @@
 """The recipe of a predictor that is not a transformer: the same parts, with another description of the model."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_type_hints
 
-from pellucid.option_values import ArchitectureError, parse_value, resolve_field
+from pellucid.json_files import read_json_file
+from pellucid.option_values import ArchitectureError, check_given_once, parse_value, resolve_field
 from pellucid.predictors.neural import NeuralProbabilisticOptions
 from pellucid.predictors.ngram import NGramOptions
 from pellucid.predictors.recurrent import RecurrentOptions
-from pellucid.runs.options import LENGTHS, RecipeError, TrainOptions, parse_options
-from pellucid.text.regular import read_regular
-from pellucid.training.config import EARLIER
+from pellucid.runs.options import LENGTHS, RecipeError, TrainOptions, parse_options, recorded_length
 from pellucid.training.recipe import TextOptions, TextRecipe, settle_held_out
 
 Kind = Literal["ngram", "neural-probabilistic", "recurrent"]
@@ -37,8 +35,6 @@ class PredictorRecipe(TextRecipe):
 
     kind: Kind
     model: Description
-    #: the order of an n-gram that is mixed in, with a weight fitted on training text that is set aside; 0: none
-    mixture: int = 0
     train: TrainOptions = TRAIN
 
     def __post_init__(self):
@@ -51,14 +47,12 @@ class PredictorRecipe(TextRecipe):
             raise RecipeError(f"kind = {values.get('kind')!r}: expected one of {', '.join(KINDS)}")
         return cls(
             inputs=tuple(values["inputs"]),
+            started_in=values.get("started_in", ""),
             kind=values["kind"],
             model=KINDS[values["kind"]].from_dict(values["model"]),
-            mixture=values["mixture"],
-            text=parse_options(TextOptions, EARLIER | values["text"], "text"),
+            text=parse_options(TextOptions, values["text"], "text"),
             train=parse_options(TrainOptions, values["train"], "train"),
-            segments=tuple((a, b) for a, b in values["segments"]),
-            replans=tuple((a, b) for a, b in values.get("replans", ())),
-            chosen_intervals=tuple(values.get("chosen_intervals", ())),
+            **recorded_length(cls, values),
         )
 
     @property
@@ -79,12 +73,9 @@ def predictor_fields(kind: str) -> list[str]:
     names += [f"text.{f.name}" for f in dataclasses.fields(TextOptions) if f.name != "chat_template"]
     if kind == "ngram":
         return [*names, "train.seed"]
-    of_transformers = (
-        "optimizer muon_learning_rate ngram_optimizer ngram_learning_rate ngram_weight_decay recompute init_std "
-        "first_weights objective mask_share balance mix attention"
-    )
+    of_transformers = "optimizer muon_learning_rate recompute init_std objective mask_share balance attention"
     without = of_transformers.split()
-    return [*names, "mixture", *(f"train.{f.name}" for f in dataclasses.fields(TrainOptions) if f.name not in without)]
+    return [*names, *(f"train.{f.name}" for f in dataclasses.fields(TrainOptions) if f.name not in without)]
 
 
 def make_predictor_recipe(
@@ -95,18 +86,16 @@ def make_predictor_recipe(
     Raises RecipeError: one line that names the nearest right field, or what is wrong with a value.
     """
     known = predictor_fields(kind)
-    of: dict[str, dict[str, Any]] = {"model": {}, "text": {}, "train": {}, "": {}}
+    of: dict[str, dict[str, Any]] = {"model": {}, "text": {}, "train": {}}
     try:
+        check_given_once(changes, lambda name: resolve_field(name, known))
         for name, value in changes.items():
             part, _, last = resolve_field(name, known).rpartition(".")
             of[part][last] = value
         hints = get_type_hints(KINDS[kind])
         described = {name: parse_value(f"model.{name}", value, hints[name]) for name, value in of["model"].items()}
-        mixture = parse_value("mixture", of[""].get("mixture", 0), int)
     except ArchitectureError as error:
         raise RecipeError(str(error)) from None
-    if mixture < 0:
-        raise RecipeError(f"mixture = {mixture}: expected the order of an n-gram, or 0 for none")
     length = {name: value for name, value in length.items() if value}
     if kind == "ngram" and length:
         raise RecipeError(f"an n-gram predictor counts its text once: leave out {next(iter(length))}")
@@ -117,7 +106,6 @@ def make_predictor_recipe(
         inputs=inputs,
         kind=kind,  # type: ignore[arg-type]
         model=KINDS[kind](n_vocab=1, separator=0, **described),
-        mixture=mixture,
         text=parse_options(TextOptions, {**vars(TextOptions()), **settle_held_out(TextOptions(), of["text"])}, "text"),
         train=train,
     )
@@ -145,7 +133,7 @@ def read_predictor_recipe(run: Path) -> PredictorRecipe:
     """The recipe of a predictor's run folder; RecipeError where there is none."""
     path = run / "recipe.json"
     try:
-        return PredictorRecipe.from_dict(json.loads(read_regular(path)))
+        return PredictorRecipe.from_dict(read_json_file(path))
     except FileNotFoundError:
         raise RecipeError(f"{run} holds no run: there is no recipe.json in it") from None
     except OSError as error:

@@ -1,10 +1,8 @@
 """Predictors in the pipeline of runs: networks that are trained on text, and n-grams that are counted."""
 
 import math
-import shutil
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,15 @@ from torch import nn
 from pellucid.generate.samples import SAMPLE_TOKENS, Poll, join_pieces
 from pellucid.predictors.counting import peak_bytes
 from pellucid.predictors.data import PredictorData, counted_loss
-from pellucid.predictors.load import at_checkpoint, make_network
-from pellucid.predictors.mixture import Counted, Mixture, fit_weight
+from pellucid.predictors.load import make_network
 from pellucid.predictors.neural import initialise_predictor
 from pellucid.predictors.ngram import NGram, NGramOptions
 from pellucid.predictors.ngram_baselines import baseline
 from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.recipe import PredictorRecipe, described_by_text
-from pellucid.runs.checkpoint import best_step, write_json
 from pellucid.runs.device import free_bytes, memory_bytes, resolve_device
 from pellucid.runs.interrupt import Interruption, Phase
-from pellucid.runs.length import plan_in_time, resolve_intervals, resolve_steps
+from pellucid.runs.length import plan_in_time, resolve_intervals, resolve_steps, with_steps
 from pellucid.runs.measure import measure_step
 from pellucid.runs.options import RecipeError, with_train
 from pellucid.runs.pace import Pace
@@ -35,19 +31,17 @@ from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from pellucid.text.tokens.store import Part, Tokens
 from pellucid.training.build import read_text
 from pellucid.training.trainable import TextTrainable
-
-#: the share of the training tokens that a mixture's weight is fitted on; the network is not trained on them
-SET_ASIDE = 0.05
+from pellucid.trust import Trust
 
 
 class PredictorTrainable(TextTrainable[PredictorRecipe]):
-    """The network of a predictor, the text that it is trained on, and, for a mixture, the n-gram and its weight."""
+    """The network of a predictor, and the text that it is trained on."""
 
     tokens: Tokens
-    finish_name = "mixing with an n-gram"
 
-    def __init__(self, recipe: PredictorRecipe, trust: bool = False):
-        self.recipe, self.trust = recipe, trust
+    def __init__(self, recipe: PredictorRecipe, trust: Trust = False):
+        self.recipe = recipe
+        self.trust: Trust = trust
 
     def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
         resolve_device(self.recipe.train.device)  # raise before the text is read
@@ -56,7 +50,6 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
             self.recipe, reporter, tokenizer, interruption, trust=self.trust
         )
         self.recipe = described_by_text(self.recipe, self.tokenizer.n_vocab, self.tokenizer.separator)
-        self.part, self.aside = trained_part(self.recipe, self.tokens)
 
     def prepare(self, interruption: Interruption, pace: Pace | None) -> list[str]:
         device, t = resolve_device(self.recipe.train.device), self.recipe.train
@@ -73,11 +66,11 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
 
         if pace:
             pace.start(measure())
-            pace.know(n_held_out, self.n_trained, can_sample=self.can_sample)
+            pace.know(n_held_out, self.n_trained, finish=self.finish_cost, can_sample=self.can_sample)
             self.recipe, _ = plan_in_time(self.recipe, self.recipe, pace)
         else:
             n_steps, _ = resolve_steps(self.recipe, self.n_train, measure)
-            self.recipe = resolve_intervals(replace(self.recipe, segments=((0, n_steps),)))
+            self.recipe = resolve_intervals(with_steps(self.recipe, n_steps))
         self.build()
         return [f"model: {self.recipe.kind}, {self.n_trained:,} parameters; {self.recipe.n_steps:,} steps"]
 
@@ -85,22 +78,8 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
         return {"architecture.json": self.recipe.model.to_dict(), **super().files()}
 
     def check_memory(self) -> None:
-        """Raise RecipeError for a batch whose logits, probabilities and gradients alone do not fit into memory, and for
-        a mixture whose n-gram could not be counted, or its share not be fitted, once the training is done.
-        """
+        """Raise RecipeError for a batch whose logits, probabilities and gradients alone do not fit into memory."""
         recipe = self.recipe
-        if recipe.mixture:
-            check_counting(len(self.part), recipe.mixture)
-            if len(self.part) < recipe.mixture:
-                raise RecipeError(
-                    f"mixture = {recipe.mixture}: an n-gram of this order needs as many tokens, and there are "
-                    f"{len(self.part):,} to train on: give more text, or a lower order"
-                )
-            if len(self.aside) < 2:
-                raise RecipeError(
-                    f"mixture = {recipe.mixture}: its share is fitted on text that is set aside, and this text is too "
-                    "short for that: give more text, or leave mixture out"
-                )
         need, have = 12 * recipe.train.batch * recipe.window * recipe.model.n_vocab, free_bytes(self.device)
         if need > have:
             raise RecipeError(
@@ -112,14 +91,10 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
         self.network = build_predictor(self.recipe).to(self.device)
 
     def make_data(self) -> PredictorData:
-        return PredictorData(self.part, self.tokens.part("held_out"), self.recipe, self.device)
+        return PredictorData(self.tokens.part("train"), self.tokens.part("held_out"), self.recipe, self.device)
 
     def make_loss(self) -> BatchLoss:
         return counted_loss(self.network, self.device, self.recipe.train.precision)
-
-    @property
-    def n_train(self) -> int:
-        return len(self.part)
 
     @property
     def n_trained(self) -> int:
@@ -132,28 +107,6 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
     def sample(self, seed: int, phase: Phase) -> str | None:
         return sample_predictor(self.network, self.tokenizer, self.recipe, seed, phase)
 
-    @property
-    def finish_field(self) -> str:
-        return "mixture_weight" if self.recipe.mixture else ""
-
-    def finish(self, run_dir: Path, step: int, phase: Phase) -> tuple[dict[str, Any], list[str]]:
-        """Count the n-gram, fit its weight on the text set aside, and measure the mixture on the held-out part."""
-        recipe, held_out = self.recipe, self.tokens.part("held_out")
-        separator = recipe.model.separator if recipe.text.inside_documents == "yes" else None
-        options = NGramOptions(n_vocab=recipe.model.n_vocab, order=recipe.mixture, separator=separator)
-        counted = Counted(count_part(self.part, options, phase))
-        network: Any = at_checkpoint(recipe, run_dir, "best")[0]
-        weight = fit_weight(network.log_probs(self.aside), counted.log_probs(self.aside))
-        phase()
-        shutil.rmtree(run_dir / "ngram", ignore_errors=True)  # the files of a shorter run
-        counted.ngram.save(run_dir / "ngram")
-        about = {"weight": weight, "fitted_on_tokens": len(self.aside), "step": best_step(run_dir)}
-        write_json(run_dir / "mixture.json", about)
-        log_probs = Mixture(network, counted, weight).log_probs(held_out.read(0, len(held_out)))
-        _, loss, bits = baseline("", -float(log_probs.mean()), held_out)
-        row = {"step": step, "held_out_loss": loss, "bits_per_byte": bits, "whole": True, "mixture_weight": weight}
-        return row, [f"mixed with an n-gram of order {recipe.mixture}, weight of the network {weight:.3f}"]
-
 
 #: what `auto` means for networks without blocks
 PLAIN = {"precision": "float32", "compile": "no"}
@@ -162,16 +115,6 @@ PLAIN = {"precision": "float32", "compile": "no"}
 def build_predictor(recipe: PredictorRecipe) -> nn.Module:
     """The network with its first weights, drawn from the seed."""
     return initialise_predictor(make_network(recipe.model), recipe.train.seed)
-
-
-def trained_part(recipe: PredictorRecipe, tokens: Tokens) -> tuple[Part, np.ndarray]:
-    """The part that the network is trained on, and the ids set aside for a mixture's weight, if there is one."""
-    part = tokens.part("train")
-    if not recipe.mixture:
-        return part, np.empty(0, dtype=np.int64)
-    border = int(len(part) * (1 - SET_ASIDE))
-    ids = part.read(0, len(part))
-    return Part.from_ids(ids[:border], part.n_vocab), ids[border:]
 
 
 def sample_predictor(
@@ -206,8 +149,9 @@ def count_part(part: Part, options: NGramOptions, poll: Callable[[], object] = l
 class NGramRun(CountedKind[PredictorRecipe]):
     """A run of an n-gram. It is counted and measured before its folder is written, so that a signal leaves no files."""
 
-    def __init__(self, recipe: PredictorRecipe, trust: bool = False):
-        self.recipe, self.trust = recipe, trust
+    def __init__(self, recipe: PredictorRecipe, trust: Trust = False):
+        self.recipe = recipe
+        self.trust: Trust = trust
 
     def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
         resolve_device(self.recipe.train.device)

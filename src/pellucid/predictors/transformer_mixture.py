@@ -12,7 +12,7 @@ from pellucid.generate.readers import evaluation_mode, last_logits
 from pellucid.generate.scoring import score_tokens
 from pellucid.model import Transformer
 from pellucid.model.shapes import LastLogits, Logits, Tokens
-from pellucid.predictors.mixture import Counted, Mixture
+from pellucid.predictors.mixture import FITTED, Counted, NGramMixture
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.options import PredictorError, plain_forward
 from pellucid.predictors.predictor import Predictor
@@ -29,7 +29,7 @@ class Windowed(nn.Module):
     def __init__(self, transformer: Transformer):
         super().__init__()
         self.transformer = transformer
-        #: `Mixture` reads this attribute of its parts
+        #: `NGramMixture` reads this attribute of its parts
         self.choices = transformer.architecture
 
     @property
@@ -85,7 +85,7 @@ def mixed_with(
             f"the transformer's tokenizer ({tokenizer.n_vocab:,} ids) is not the n-gram's "
             f"({other.tokenizer.n_vocab:,}): count the n-gram with --tokenizer and the transformer's folder"
         )
-    mixture = Mixture(Windowed(transformer), other.network, weight)
+    mixture = NGramMixture(Windowed(transformer), other.network, weight)
     about = {**provenance, "mixed_with": other.provenance.get("folder"), "weight": weight}
     return Predictor(mixture, tokenizer, "mixture", about)
 
@@ -107,7 +107,7 @@ def mixed_with_stored(
             f"{what}: train with --mix auto to have one stored, or name the folder of an n-gram run (--mix RUN)"
         )
     if weight is None:
-        fitted = read_json(run / "mixture.json") if (run / "mixture.json").exists() else None
+        fitted = read_json(run / "mixture.json", FITTED) if (run / "mixture.json").exists() else None
         if fitted is None:
             raise PredictorError(
                 f"{run} holds an n-gram whose share is not fitted yet: finish the run with --resume --out {run}, or "

@@ -4,7 +4,6 @@ A position is a row: X in R^{n x m}; a matrix W (out x in) acts as X W^T, which 
 """
 
 from collections.abc import Mapping
-from itertools import pairwise
 
 import numpy as np
 
@@ -73,38 +72,6 @@ def ngram_row(ngram: np.ndarray, n_rows: int) -> int:
     return sum((int(t) + 1) * 1_000_003**k for k, t in enumerate(ngram[::-1])) % (2**31 - 1) % n_rows
 
 
-def pair_information(tokens: np.ndarray, n_vocab: int) -> Array:
-    """sqrt(#a) (log(1 + #ab) - log(1 + #a #b / n)) less the mean over b   [n + 1] -> [n_vocab, n_vocab]
-
-    Levy and Goldberg 2014, "Neural Word Embedding as Implicit Matrix Factorization", section 5, whose matrix is
-    log(#ab n / (#a #b)). #ab: how often b follows a; #a and #b: pairs with that first and that second token. A counted
-    embedding of width d is V sqrt(S) of the d largest singular values of this matrix, rotated and scaled.
-    """
-    tokens = check_tokens(tokens, n_vocab)
-    pairs = np.zeros((n_vocab, n_vocab))
-    for a, b in pairwise(tokens):
-        pairs[a, b] += 1
-    first, second, n = pairs.sum(1, keepdims=True), pairs.sum(0), len(tokens) - 1
-    M = np.sqrt(first) * (np.log(1 + pairs) - np.log(1 + first * second / n))
-    return M - M.mean(1, keepdims=True)
-
-
-def counted_ngram_rows(W_E: Array, tokens: np.ndarray, length: int, n_rows: int, factor: float, prior: float) -> Array:
-    """factor sum_i (W_E[t_{i+1}] - mean) / (#r + prior) for each row r   W_E [n_vocab, m], [n + 1] -> [n_rows, m]
-
-    i runs over the places whose last `length` tokens have row r, #r is their number, and the mean is that of W_E[t]
-    over the tokens after the first. The first values of a table of n-grams of Huang et al. 2025, who draw them.
-    """
-    E = real(W_E)
-    total, met = np.zeros((n_rows, E.shape[1])), np.full((n_rows, 1), float(prior))
-    mean = E[tokens[1:]].mean(0)
-    for i in range(length - 1, len(tokens) - 1):
-        row = ngram_row(tokens[i - length + 1 : i + 1], n_rows)
-        total[row] += E[tokens[i + 1]] - mean
-        met[row] += 1
-    return factor * total / met
-
-
 def unembed(X: Array, W_U: Array) -> Array:
     """X W_U^T   X [..., m], W_U [n_vocab, m] -> [..., n_vocab]
 
@@ -127,13 +94,9 @@ def combine_positions(E: Array, P: Array, how: str = "add", W: Array | None = No
     raise ValueError(f"how = {how!r}: expected add, or concatenate with a matrix W [m, 2m]")
 
 
-def frequencies(n_planes: int, base: float = 10_000.0, n: int | None = None) -> np.ndarray:
-    """w_k = base^(-2k/n), n = 2 n_planes unless given   [n_planes]
-
-    S2 "Positional Encodings": 1 / N^(2j/E) for j < E/2. Erratum E-48. An odd n is that of Black et al. 2022
-    (GPT-NeoX), whose code rotates n + 1 coordinates by the w_k of n.
-    """
-    return base ** (-2 * np.arange(n_planes) / (2 * n_planes if n is None else n))
+def frequencies(n_planes: int, base: float = 10_000.0) -> np.ndarray:
+    """w_k = base^(-2k/n), n = 2 n_planes   [n_planes].   S2 "Positional Encodings": 1 / N^(2j/E) for j < E/2. E-48"""
+    return base ** (-np.arange(n_planes) / n_planes)
 
 
 def scaled_frequencies(
@@ -158,24 +121,21 @@ def scaled_frequencies(
 
 
 def yarn_frequencies(
-    n: int, base: float, factor: float, low: float = 1.0, high: float = 32.0, n_trained: int = 8192,
-    bounds: str = "whole",
-) -> np.ndarray:  # fmt: skip
-    """(1 - r_k) w_k + r_k w_k / factor for w_k = base^(-2k/n), where r_k rises from 0 to 1 with k   [ceil(n / 2)]
+    n: int, base: float, factor: float, low: float = 1.0, high: float = 32.0, n_trained: int = 8192
+) -> np.ndarray:
+    """(1 - r_k) w_k + r_k w_k / factor for w_k = base^(-2k/n), where r_k rises from 0 to 1 with k   [n / 2]
 
     Peng et al. 2023, "YaRN", section 3.2, whose code rises linearly in k from the last whole plane of at least `high`
-    turns in n_trained positions to the first of at most `low`; from and to the places between planes where the turns
-    are exactly these with bounds = exact (Agarwal et al. 2025, gpt-oss).
+    turns in n_trained positions to the first of at most `low`.
     """
-    w = frequencies((n + 1) // 2, base, n)
+    w = frequencies(n // 2, base)
 
     def plane(turns: float) -> float:
         """The k, between planes too, with n_trained base^(-2k/n) = 2 pi turns."""
         return n / 2 * np.log(n_trained / (2 * np.pi * turns)) / np.log(base)
 
-    down, up = (np.floor, np.ceil) if bounds == "whole" else (float, float)
-    begin = max(down(plane(high)), 0)
-    end = min(up(plane(low)), n - 1) if low else n - 1
+    begin = max(np.floor(plane(high)), 0)
+    end = min(np.ceil(plane(low)), n - 1) if low else n - 1
     r = np.clip((np.arange(len(w)) - begin) / (end - begin or 0.001), 0, 1)
     return r * w / factor + (1 - r) * w
 

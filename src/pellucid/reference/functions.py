@@ -32,17 +32,6 @@ def softmax(x: Array, axis: int = -1, where: np.ndarray | None = None) -> Array:
     return e / np.where(constant(total) == 0, 1.0, total)
 
 
-def sink_softmax(x: Array, sinks: Array) -> Array:
-    """exp(x_ij) / (exp(sink_h) + sum_j exp(x_ij)), row by row   [..., h, i, j], [h] -> [..., h, i, j]
-
-    S3 slide 12 with one more score in the sum; Agarwal et al. 2025, gpt-oss model card, section 2. A row of -inf is 0.
-    """
-    x, sinks = real(x), np.reshape(real(sinks), (-1, 1, 1))
-    shift = np.maximum(_shift(x, -1), constant(sinks))
-    e = np.exp(x - shift)
-    return e / (np.exp(sinks - shift) + np.sum(e, axis=-1, keepdims=True))
-
-
 def softmax_matrix(x: Array, where: np.ndarray | None = None) -> Array:
     """softmax(A)_ij = exp(a_ij) / sum_{p,q} exp(a_pq): one normaliser for the whole matrix   [n, n] -> [n, n]
 
@@ -151,11 +140,6 @@ ACTIVATION |= {"quick_gelu": quick_gelu, "tanh": tanh}
 def soft_cap(x: Array, c: float) -> Array:
     """c tanh(x / c), or x for c = 0   [...] -> [...].   Gemma Team et al. 2024 (Gemma 2), section 2."""
     return c * np.tanh(real(x) / c) if c else x
-
-
-def cut(x: Array, low: float, high: float) -> Array:
-    """x where low <= x <= high, the nearer of both elsewhere   [...] -> [...]   Agarwal et al. 2025 (gpt-oss)."""
-    return -np.maximum(-np.maximum(real(x), low), -high)
 
 
 def layer_scale(x: Array, eps: float = 1e-5, eps_at: str = "inside") -> Array:

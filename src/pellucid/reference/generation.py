@@ -104,6 +104,10 @@ def transformer_step(
     a = architecture
     if a.attention.mask == "bidirectional":
         raise ValueError("a bidirectional transformer has no cache: a new token changes what earlier ones read")
+    if 0 < cache.length <= a.frequency_border < cache.length + len(tokens):
+        # the longer text has other frequencies: all of it is read again
+        logits, cache = transformer_step(a, weights, [*cache.tokens, *tokens], ReferenceCache(), **reading)
+        return logits[-len(tokens) :], cache
     kept: dict[str, np.ndarray] = {}
 
     def extended(name: str) -> Callable[[np.ndarray], np.ndarray]:

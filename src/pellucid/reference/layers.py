@@ -23,12 +23,10 @@ from pellucid.reference.embedding import (
 )
 from pellucid.reference.functions import (
     ACTIVATION,
-    cut,
     layer_norm,
     layer_scale,
     rms_norm,
     rms_scale,
-    sink_softmax,
     soft_cap,
     softmax,
 )
@@ -96,26 +94,15 @@ def mlp(a: Architecture, w: Weights, x: Array, tap: NoRecorder) -> Array:
 def single_mlp(a: Architecture, w: Weights, x: Array, tap: NoRecorder) -> Array:
     """a_l = f(a_{l-1} W_l^T + b_l) for each hidden layer, then W_out; gated: (f(gate) * up) W_out   [b, n, m]
 
-    S0 (2.5) to (2.7); gated: Shazeer 2020, "GLU Variants Improve Transformer"; cut off at mlp.gate_limit, and with
-    1 + up: Agarwal et al. 2025, gpt-oss. Errata E-02, E-52, E-56.
+    S0 (2.5) to (2.7); gated: Shazeer 2020, "GLU Variants Improve Transformer". Errata E-02, E-52, E-56.
     """
     f = ACTIVATION[a.mlp.activation]
     for n in range(a.mlp.n_hidden):
         number = f".{n}" if a.mlp.n_hidden > 1 else ""
         gate = tap("gate", linear(w, "gate", x)) if a.mlp.form == "gated" else None
         pre = tap(f"pre{number}", linear(w, f"up.{n}", x))
-        x = tap(f"post{number}", f(pre) if gate is None else gated(a, gate, pre))
+        x = tap(f"post{number}", f(pre) if gate is None else f(gate) * pre)
     return linear(w, "down", x)
-
-
-def gated(a: Architecture, gate: Array, up: Array) -> Array:
-    """f(gate) * up, or * (1 + up), of both cut off at mlp.gate_limit where that is above 0   [b, n, f] -> [b, n, f]
-
-    Shazeer 2020, "GLU Variants Improve Transformer"; Agarwal et al. 2025, gpt-oss.
-    """
-    if c := a.mlp.gate_limit:
-        gate, up = cut(gate, -np.inf, c), cut(up, -c, c)
-    return ACTIVATION[a.mlp.activation](gate) * (1.0 + up if a.mlp.up == "1+u" else up)
 
 
 def mixture_of_experts(a: Architecture, w: Weights, x: Array, tap: NoRecorder) -> Array:
@@ -161,7 +148,7 @@ def self_attention(a: Architecture, layer: int, w: Weights, x: Array, reading: L
     if a.rotates(layer):
         # a batch of positions needs an axis for the heads
         places = reading.positions if reading.positions.ndim == 1 else reading.positions[:, None]
-        turn = {"d_rotary": a.d_rotary, "layout": a.positions.layout, "w": rotary_frequencies(a, layer)}
+        turn = {"d_rotary": a.d_rotary, "layout": a.positions.layout, "w": rotary_frequencies(a, layer, places)}
         turn["c"] = rotary_factor(a, layer)
         q, k = tap("rot_q", rotate(q, places, **turn)), tap("rot_k", rotate(k, places, **turn))
     visible = visible_keys(a, layer, q.shape[2], k.shape[2], reading.mask)
@@ -181,24 +168,26 @@ def distances(a: Architecture, n: int, n_keys: int, table: Array | None) -> Arra
     return 0.0
 
 
-def rotary_frequencies(a: Architecture, layer: int) -> np.ndarray:
+def rotary_frequencies(a: Architecture, layer: int, positions: np.ndarray) -> np.ndarray:
     """w_k of a layer's rotary planes, scaled as positions.scaling says   [d_rotary / 2]
 
     Su et al. 2021; another base, unscaled, in layers with a window: Gemma Team et al. 2025 (Gemma 3), section 2; a
-    factor for each plane (longrope): Ding et al. 2024, section 3.
+    factor for each plane (longrope): Ding et al. 2024, section 3; of the list that the largest position of a row [n] or
+    of each row [b, 1, n] calls for, so that the result then is [1, d_rotary / 2] or [b, 1, 1, d_rotary / 2].
     """
     p = a.positions
-    n = int(a.d_head * p.fraction) if p.rounding == "up" else a.d_rotary
+    n = a.d_rotary
     if p.local_base and a.window(layer):
-        return frequencies(a.d_rotary // 2, p.local_base, n)
+        return frequencies(n // 2, p.local_base)
     if p.scaling == "yarn":
-        return yarn_frequencies(n, p.base, p.factor, p.low, p.high, p.n_trained, p.yarn_bounds)
+        return yarn_frequencies(n, p.base, p.factor, p.low, p.high, p.n_trained)
     if p.scaling == "dynamic":
-        return frequencies(a.d_rotary // 2, dynamic_base(p.base, p.factor, a.n_ctx, p.n_trained, n), n)
-    w = frequencies(a.d_rotary // 2, p.base, n)
+        return frequencies(n // 2, dynamic_base(p.base, p.factor, a.n_ctx, p.n_trained, n))
+    w = frequencies(n // 2, p.base)
     if p.scaling == "longrope":
-        factors = p.short_factors if a.n_ctx <= p.n_trained else p.long_factors
-        return w / np.asarray(factors) if factors else w
+        short, long = (np.asarray(factors or 1.0) for factors in (p.short_factors, p.long_factors))
+        is_long = positions.max(axis=-1, keepdims=True, initial=0)[..., None] >= p.n_trained
+        return w / np.where(is_long, long, short)
     return scaled_frequencies(w, p.scaling, p.factor, p.low, p.high, p.n_trained)
 
 
@@ -279,11 +268,11 @@ def _normalised_heads(a: Architecture, w: Weights, name: str, q: Array) -> Array
 def _mix(
     a: Architecture, w: Weights, q: Array, k: Array, v: Array, visible: np.ndarray, distance, tap: NoRecorder
 ) -> Array:
-    """sum_h (sum_j softmax_j(scale q_i . k_j + distance) v_j) W_O^h^T + b_O, with or without sinks."""
+    """sum_h (sum_j softmax_j(scale q_i . k_j + distance) v_j) W_O^h^T + b_O."""
     shared = np.arange(a.n_heads) * a.n_kv_heads // a.n_heads
     scores = soft_cap(a.score_scale * np.einsum("bhid,bhjd->bhij", q, k[:, shared]), a.attention.score_cap) + distance
     scores = tap("scores", np.where(visible, scores, -np.inf))
-    pattern = tap("pattern", sink_softmax(scores, w["sinks"]) if "sinks" in w else softmax(scores))
+    pattern = tap("pattern", softmax(scores))
     z = tap("z", np.einsum("bhij,bhjd->bhid", pattern, v[:, shared]))
     W_O = np.reshape(real(w["out.weight"]), (a.d_model, a.n_heads, a.d_head))
     out = np.sum(tap("result", np.einsum("bhid,mhd->bhim", z, W_O)), axis=1)

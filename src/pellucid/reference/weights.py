@@ -75,7 +75,7 @@ def _block_shapes(a: Architecture, layer: int) -> dict[str, tuple[int, ...]]:
 def _mlp_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
     if not a.mlp.experts:
         return _single_mlp_shapes(a, at, a.d_ff)
-    shapes = _linear_shapes(f"{at}.router", a.mlp.experts, a.d_model, a.mlp.router_bias == "all")
+    shapes = _linear_shapes(f"{at}.router", a.mlp.experts, a.d_model, False)
     for e in range(a.mlp.experts):
         shapes |= _single_mlp_shapes(a, f"{at}.experts.{e}", a.d_ff)
     if a.mlp.shared_d_ff:
@@ -107,7 +107,7 @@ def _attention_shapes(a: Architecture, at: str) -> dict[str, tuple[int, ...]]:
         shapes |= {f"{at}.query_norm.gain": (n_q,), f"{at}.key_norm.gain": (n_kv,)}
     if a.attention.qk_norm == "layer" and a.norm.bias == "all":
         shapes |= {f"{at}.query_norm.bias": (n_q,), f"{at}.key_norm.bias": (n_kv,)}
-    return shapes | ({f"{at}.sinks": (a.n_heads,)} if a.attention.sinks == "learned" else {})
+    return shapes
 
 
 def _linear_shapes(at: str, n_out: int, n_in: int, bias: bool) -> dict[str, tuple[int, ...]]:

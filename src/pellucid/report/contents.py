@@ -1,6 +1,5 @@
 """Read a run's folder once for the report; a missing optional part is left out."""
 
-import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping
@@ -9,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from pellucid.baselines import Baselines, read_baselines
+from pellucid.json_files import read_regular
+from pellucid.json_shapes import OBJECT
 from pellucid.parameter_counts import count_parameters
 from pellucid.plan.flops import Flops, flops
-from pellucid.runs.metrics import read_metrics
+from pellucid.runs.checkpoint import best_loss, best_step
+from pellucid.runs.metrics import current_lines
 from pellucid.runs.options import RecipeError
-from pellucid.runs.run_dir import MACHINE
+from pellucid.runs.run_dir import DATA, MACHINE, read_json
 from pellucid.runs.trainer import LAG
+from pellucid.text.read.chunks import counted
 from pellucid.text.read.find import STANDARD_INPUT
-from pellucid.training.load import read_recipe
+from pellucid.training.kinds import kind_of
+from pellucid.training.load import check_saved, read_recipe
 from pellucid.training.recipe import Recipe
 
 #: the number of steps over which a speed is taken, if they follow each other
@@ -35,7 +39,10 @@ def series_of(rows: Iterable[Mapping[str, Any]], name: str) -> Points:
 
 @dataclass(frozen=True)
 class Contents:
-    """A run as read from its folder. `rows` are those of metrics.jsonl; `machine` and `data` may be empty."""
+    """A run as read from its folder. `rows` are those of metrics.jsonl; `machine` and `data` may be empty. `best` is
+    the step of the best checkpoint, and its held-out loss over the part that is read during training. `damages` are
+    sentences on what cannot be read.
+    """
 
     run: Path
     recipe: Recipe
@@ -43,15 +50,29 @@ class Contents:
     baselines: Baselines | None = None
     data: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
+    best: tuple[int, float] | None = None
+    damages: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, run: Path) -> "Contents":
-        """Read the folder. Raises RecipeError if it is not a transformer's run."""
-        kind = _json(run / "recipe.json").get("kind", "transformer")
-        if kind != "transformer":
+        """Read the folder. Raises RecipeError if it is not a transformer's run, and as `check_saved`."""
+        if (kind := kind_of(run)) != "transformer":
             raise RecipeError(f"{run} is a run of kind {kind}: a report describes a transformer's run")
-        recipe, rows = read_recipe(run), read_metrics(run / "metrics.jsonl")
-        return cls(run, recipe, rows, read_baselines(run), _json(run / "data.json"), _json(run / MACHINE))
+        recipe, metrics, damages = read_recipe(run), run / "metrics.jsonl", []
+        check_saved(run, recipe)
+        rows = [row for _, row in current_lines(read_regular(metrics) if metrics.exists() else b"")]
+        if n := rows.count(None):
+            damages.append(f"{counted(n, 'line')} of {metrics.name} cannot be read: the report is without them")
+        files: dict[str, dict[str, Any]] = {}
+        for name, shape in (("data.json", DATA), (MACHINE, OBJECT)):
+            try:
+                files[name] = read_json(run / name, shape) if (run / name).exists() else {}
+            except RecipeError as error:
+                files[name] = {}
+                damages.append(f"the report is without {name}: {error}")
+        readable = [row for row in rows if row is not None]
+        best = None if (step := best_step(run)) is None else (step, best_loss(run))
+        return cls(run, recipe, readable, read_baselines(run), files["data.json"], files[MACHINE], best, damages)
 
     def series(self, name: str) -> list[tuple[float, float]]:
         """(step, value) of every row that has the number."""
@@ -133,7 +154,7 @@ class Contents:
         begun = () if r.base is None else ("--from", r.base.path)
         begun += ("--revision", r.base.revision) if r.base and r.base.revision else ()
         chosen = ("--recipe", str(self.run / "recipe.json"), "--steps", str(r.n_steps), "--out", f"{self.run}-again")
-        return shlex.join(["pellucid", "train", *r.inputs, *begun, *chosen, *self._layout])
+        return shlex.join(["pellucid", "train", *r.located(r.inputs), *begun, *chosen, *self._layout])
 
     @property
     def n_processes(self) -> int:
@@ -153,12 +174,3 @@ class Contents:
         asked |= {} if p.gather == "float32" else {"gather": p.gather}
         fields = [word for name, value in asked.items() for word in ("--set", f"parallel.{name}={value}")]
         return ["--processes", str(self.n_processes), *fields]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if the file is missing, damaged, or not an object."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

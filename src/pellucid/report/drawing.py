@@ -169,8 +169,7 @@ def _attention(a: Architecture) -> list[str]:
     part = f" in {a.d_rotary} of {d}" if a.d_rotary < a.d_head else ""
     part += f", but for every {a.positions.every}th layer" if "every" in a.position_fields else ""
     first += [f"rotated by position{part}"] if a.rotates_somewhere else []
-    sink = ", sink_h among the scores" if a.attention.sinks == "learned" else ""
-    return [f"softmax({score}) v{sink}", *([", ".join(first)] if first else [])]
+    return [f"softmax({score}) v", *([", ".join(first)] if first else [])]
 
 
 def _mlp(a: Architecture) -> list[str]:
@@ -181,9 +180,7 @@ def _mlp(a: Architecture) -> list[str]:
     f, sizes = _activation(a), f"{a.d_model:,} to {hidden} to {a.d_model:,}"
     mixture = _mixture(a)
     if a.mlp.form == "gated":
-        up = "(1 + x W_up)" if a.mlp.up == "1+u" else "x W_up"
-        limit = f", both cut off at {a.mlp.gate_limit:g}" if a.mlp.gate_limit else ""
-        return [f"{sizes}, gated", f"({f}(x W_gate) × {up}) W_out{limit}", *mixture]
+        return [f"{sizes}, gated", f"({f}(x W_gate) × x W_up) W_out", *mixture]
     if a.mlp.n_hidden == 1:
         return [sizes, f"{f}(x W_in) W_out", *mixture]
     inside = "f(f(x W_1) W_2)" if a.mlp.n_hidden == 2 else f"f(... f(x W_1) ... W_{a.mlp.n_hidden})"

@@ -18,6 +18,7 @@ from pellucid.runs.run_dir import MACHINE
 from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens
+from pellucid.training.compiled_functions import ENTRY, lines_on_missing, missing_functions
 from pellucid.training.recipe import Recipe
 
 
@@ -26,7 +27,9 @@ def pre_run_checks(
 ) -> tuple[list[str], dict[str, Any]]:
     """Measure the baselines and the machine before the first step. Returns lines to print and files to write."""
     measured = baselines.measure_baselines(recipe, tokens, poll)
-    return measured.lines, {baselines.FILE: measured.to_dict(), MACHINE: machine(recipe)}
+    functions = missing_functions(torch.device(recipe.train.device))
+    files = {baselines.FILE: measured.to_dict(), MACHINE: machine(recipe) | {ENTRY: functions}}
+    return lines_on_missing(functions) + measured.lines, files
 
 
 def machine(recipe: Recipe) -> dict[str, Any]:

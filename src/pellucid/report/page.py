@@ -17,6 +17,7 @@ from pellucid.report.charts import Line, ReferenceLine, chart
 from pellucid.report.contents import Contents
 from pellucid.report.drawing import draw_architecture, equations
 from pellucid.runs.metrics import last_evaluation, part_measured, predicted_tokens
+from pellucid.runs.schedule import decay_of
 from pellucid.text.read.chunks import counted
 from pellucid.text.sanitize import sanitize
 
@@ -72,7 +73,7 @@ def _head(run: Contents) -> str:
 
 
 def _result(run: Contents, last: Mapping[str, Any]) -> str:
-    """The last held-out loss, and the lowest one if an earlier step had it."""
+    """The last held-out loss, and that of the best checkpoint if it is lower."""
     if not last:
         return ""
     part = _part_measured(run, last)
@@ -82,18 +83,19 @@ def _result(run: Contents, last: Mapping[str, Any]) -> str:
         f" <span>{last['held_out_loss']:.4f} nats per token, after step {last['step']:,}</span></p>"
     )
     parts = dict(run.series("held_out_part"))
-    best = min(parts, key=lambda step: parts[step], default=0)
-    if parts and last["step"] not in parts:
+    if run.best is None or not parts:
+        return big
+    best, lowest = run.best
+    if last["step"] not in parts:
         return big + (
             '<p class="quiet">There was no time to read enough of the held-out text to compare this step with earlier '
-            f"ones: the checkpoint of step {best:,.0f} is kept as the best, and it is loaded by default.</p>"
+            f"ones: the checkpoint of step {best:,} is kept as the best, and it is loaded by default.</p>"
         )
-    if not parts or parts[best] >= parts[last["step"]]:
+    if not lowest < parts[last["step"]]:
         return big
     return big + (
-        f'<p class="quiet">The lowest held-out loss was that of step {best:,.0f}, by '
-        f"{parts[last['step']] - parts[best]:.4f} nats per token: that checkpoint is kept, and it is loaded by "
-        "default.</p>"
+        f'<p class="quiet">The best checkpoint is that of step {best:,}, whose held-out loss was lower by '
+        f"{parts[last['step']] - lowest:.4f} nats per token: it is kept, and it is loaded by default.</p>"
     )
 
 
@@ -127,7 +129,11 @@ def _part_measured(run: Contents, evaluation: Mapping[str, Any]) -> int:
 
 
 def _warnings(run: Contents) -> str:
-    said = [*(run.baselines.warnings if run.baselines else []), *(text for _, text in run.texts("warning"))]
+    said = [
+        *run.damages,
+        *(run.baselines.warnings if run.baselines else []),
+        *(text for _, text in run.texts("warning")),
+    ]
     skipped = sum(1 for row in run.rows if row.get("skipped") is True)
     were = "was" if skipped == 1 else "were"
     why = "because the loss or the gradient was not finite"
@@ -167,7 +173,7 @@ def _baselines(run: Contents) -> str:
     name = f"this model, first {part:,} tokens" if part else "this model"
     rows = [(p.name, p.bits_per_byte, "") for p in results.predictors]
     rows += [(name, last["bits_per_byte"], " mine")] if last else []
-    most = max(bits for _, bits, _ in rows)
+    most = max((bits for _, bits, _ in rows), default=0.0) or 1.0
     bars = _bars([(name, f"{bits:.3f}", bits / most, kind) for name, bits, kind in rows])
     said = verdict(results, last["bits_per_byte"], part) if last else results.reach
     again = results.repeats
@@ -257,12 +263,12 @@ def _share(run: Contents, speed: float) -> list[str]:
 
 
 def _data(run: Contents) -> str:
-    sources, parts = run.data.get("sources", []), run.data.get("parts", {})
-    if not sources or not isinstance(sources, list):
+    sources, parts = run.data.get("sources"), run.data.get("parts", {})
+    if not sources:
         return ""
     rows = "".join(
-        f"<tr><td class=path>{e(str(s.get('path', '')))}<td class=number>{_number(s.get('n_bytes'))}"
-        f"<td class=number>{_number(s.get('n_documents'))}<td class=hash>{e(str(s.get('sha256', ''))[:12])}"
+        f"<tr><td class=path>{e(s['path'])}<td class=number>{s['n_bytes']:,}"
+        f"<td class=number>{s['n_documents']:,}<td class=hash>{e(s['sha256'][:12])}"
         for s in sources[:FILES]
     )
     head = "<tr><th>file<th class=number>bytes<th class=number>documents<th>SHA-256"
@@ -274,12 +280,11 @@ def _data(run: Contents) -> str:
 
 def _held_out(run: Contents) -> str:
     """The held-out documents, or from which character on a document is held out; their number if none are listed."""
-    values = (run.data.get(name) for name in ("held_out", "parts", "split"))
-    held_out, parts, split = (value if isinstance(value, dict) else {} for value in values)
-    n = parts.get("held_out", {}).get("documents")
-    counts = {s.get("path"): s.get("n_documents", 1) for s in run.data["sources"] if isinstance(s, dict)}
-    listed = [row for row in held_out.get("documents") or [] if isinstance(row, list) and len(row) == 3]
-    title, rule = "<h3>Held out</h3>", _held_out_rule(split, n)
+    held_out = run.data.get("held_out") or {}
+    n = run.data.get("parts", {}).get("held_out", {}).get("documents")
+    counts = {s["path"]: s["n_documents"] for s in run.data["sources"]}
+    listed = held_out.get("documents", [])
+    title, rule = "<h3>Held out</h3>", _held_out_rule(run.data["split"], n)
     if not listed:
         return f"{title}<p class=quiet>{e(rule)}</p>" if rule else ""
     rows = [_held_out_row(path, number, start, counts.get(path, 1)) for path, number, start in listed]
@@ -289,50 +294,52 @@ def _held_out(run: Contents) -> str:
     if more:
         folded = _table("more documents that are held out", head + "".join(more))
         shown += f"<details><summary>{len(more):,} more</summary>{folded}</details>"
-    beyond = (n if isinstance(n, int) else len(rows)) - min(len(rows), LISTED)
+    beyond = (n or len(rows)) - min(len(rows), LISTED)
     shown += f"<p class=quiet>and {beyond:,} more that are not listed here</p>" if beyond > 0 else ""
-    return f"{title}<p class=quiet>{e(_sentence(str(held_out.get('note') or '')))}</p>{shown}"
+    return f"{title}<p class=quiet>{e(_sentence(held_out.get('note', '')))}</p>{shown}"
 
 
 def _held_out_row(path: str, number: int, start: int, of: int) -> str:
     """One document: its file, its number in a file of several, and which part of it."""
     which = f"{number + 1:,} of {of:,}" if of > 1 else "the file"
     part = f"from character {start + 1:,} on" if start else "all of it"
-    return f"<tr><td class=path>{e(str(path))}<td>{which}<td>{part}"
+    return f"<tr><td class=path>{e(path)}<td>{which}<td>{part}"
 
 
-def _held_out_rule(split: dict[str, Any], n: Any) -> str:
+def _held_out_rule(split: dict[str, Any], n: int | None) -> str:
     """What the split's rule alone tells; which documents are held out is not recorded."""
     share = split.get("held_out", 0)
     if split.get("rule") == "tail":
         return f"The last {share:.1%} of every document."
-    return f"{n:,} documents; data.json does not say which." if isinstance(n, int) else ""
+    return "" if n is None else f"{n:,} documents; data.json does not say which."
 
 
-def _data_facts(run: Contents, sources: list[dict[str, Any]], parts: Any) -> list[tuple[str, str]]:
-    data, tokenizer = run.data, run.data.get("tokenizer", {})
-    facts = [("files", f"{len(sources):,}"), ("bytes", f"{sum(s.get('n_bytes', 0) for s in sources):,}")]
-    facts += [("documents", _number(data["documents"]))] if data.get("documents") else []
-    facts += [("tokenizer", str(tokenizer.get("kind", "")))]
-    for name, part in parts.items() if isinstance(parts, dict) else ():
+def _data_facts(
+    run: Contents, sources: list[dict[str, Any]], parts: dict[str, dict[str, Any]]
+) -> list[tuple[str, str]]:
+    data = run.data
+    facts = [("files", f"{len(sources):,}"), ("bytes", f"{sum(s['n_bytes'] for s in sources):,}")]
+    facts += [("documents", f"{data['documents']:,}")] if data.get("documents") else []
+    facts += [("tokenizer", data["tokenizer"]["kind"])]
+    for name, part in parts.items():
         n = part.get("tokens", part.get("target_tokens"))
-        facts += [(f"{name.replace('_', '-')} tokens", f"{n:,}")] if isinstance(n, int) else []
+        facts += [(f"{name.replace('_', '-')} tokens", f"{n:,}")] if n is not None else []
     replaced, halves = (sum(s.get(name, 0) for s in sources) for name in ("replaced", "halves"))
-    aside = data.get("set_aside") or []
+    aside = data.get("set_aside")
     facts += [("set aside for the n-gram's share", f"{sum(stop - start for start, stop in aside):,}")] if aside else []
     facts += [("not UTF-8, replaced", f"{replaced:,}")] if replaced else []
     facts += [("lone surrogates in JSON, replaced", f"{halves:,}")] if halves else []
-    facts += [("duplicates dropped", _number(data["duplicates"]))] if data.get("duplicates") else []
-    facts += [("licence", str(data["licence"]))] if data.get("licence") else []
-    return facts + ([("SHA-256 of all", str(data["hash"])[:12])] if data.get("hash") else [])
+    facts += [("duplicates dropped", f"{data['duplicates']:,}")] if data.get("duplicates") else []
+    facts += [("licence", data["licence"])] if data.get("licence") else []
+    return facts + ([("SHA-256 of all", data["hash"][:12])] if data.get("hash") else [])
 
 
 def _left_out(run: Contents) -> str:
     """The skipped files, and the reasons."""
-    skipped = run.data.get("skipped") or []
-    if not isinstance(skipped, list) or not skipped:
+    skipped = run.data.get("skipped")
+    if not skipped:
         return ""
-    rows = "".join(f"<tr><td class=path>{e(str(path))}<td>{e(str(reason))}" for path, reason in skipped[:FILES])
+    rows = "".join(f"<tr><td class=path>{e(path)}<td>{e(reason)}" for path, reason in skipped[:FILES])
     more = f"<p class=quiet>and {len(skipped) - FILES:,} more, in data.json</p>" if len(skipped) > FILES else ""
     files = "1 file was" if len(skipped) == 1 else f"{len(skipped):,} files were"
     table = _table("the files that were skipped", rows) + more
@@ -344,18 +351,15 @@ def _table(label: str, rows: str) -> str:
     return f'<div class=scroll tabindex=0 role=region aria-label="{e(label)}"><table>{rows}</table></div>'
 
 
-def _number(n: Any) -> str:
-    return f"{n:,}" if isinstance(n, int) else ""
-
-
 def _again(run: Contents) -> str:
     note = "The same text, choices and seed; on the same machine the same run, bit for bit."
-    if len(run.recipe.segments) > 1:
-        note = "This run was made longer after it had begun; the command trains its last length in one go."
-    elif run.recipe.replans:
+    t, decay = run.recipe.train, run.recipe.decay
+    by_length = decay_of(t.schedule, run.recipe.n_steps, t.warmup)
+    if decay != by_length:
+        began = f"began to fall after step {decay[0]:,}" if decay else "has not begun to fall yet"
         note = (
-            "The same text, choices and seed, and as many steps in one go. The learning rates of this run followed the "
-            "clock; those of the command follow the number of steps, so the weights will differ."
+            f"The same text, choices and seed, and as many steps. The learning rate of this run {began}, as the clock "
+            f"or another length decided; the command lets it fall after step {by_length[0]:,}, so the weights differ."
         )
     if run.recipe.base is not None:
         note += (
@@ -363,7 +367,6 @@ def _again(run: Contents) -> str:
         )
     if not run.command:
         note = "Its text came through a pipe and is kept nowhere: save it as a file, and name that in its place."
-    t = run.recipe.train
     choices = [(name, str(getattr(t, name))) for name in CHOICES]
     details = f"<details><summary>choices</summary>{_facts(choices)}</details>"
     command = f"<pre class=command>{e(run.command)}</pre>" if run.command else ""
@@ -415,8 +418,10 @@ def e(text: str) -> str:
 
 @cache
 def style() -> str:
-    """The style sheet next to this file."""
-    return resources.files("pellucid.report").joinpath("report.css").read_text(encoding="utf-8").strip()
+    """The style sheet next to this file, and how all pages are printed."""
+    package = resources.files("pellucid")
+    sheets = (package.joinpath("report", "report.css"), package.joinpath("web", "common_print.css"))
+    return "\n".join(sheet.read_text(encoding="utf-8").strip() for sheet in sheets)
 
 
 def write_page(run: Path) -> Path:

@@ -21,7 +21,9 @@ from typing import Any, Literal
 from safetensors.torch import save
 from torch import Tensor
 
-from pellucid.destination import flush_folder, replace_file, write_durably
+from pellucid.destination import flush_folder, naming, replace_file, write_durably
+from pellucid.json_files import LONGEST_LIST, JSONFileError, parse_json_object, read_json_file, read_regular
+from pellucid.json_shapes import COUNT, Fields
 from pellucid.runs.processes import ALONE, Processes
 from pellucid.runs.shards import (
     ShardError,
@@ -32,9 +34,13 @@ from pellucid.runs.shards import (
     joined_entries,
     own_parts,
 )
-from pellucid.text.regular import read_regular
+from pellucid.text.locking import locked
 
-MANIFEST = "manifest.json"
+MANIFEST, METRICS = "manifest.json", "metrics.jsonl"
+#: the endings of the names of checkpoints that a run had when it was shorter: one that adapters need, and the best
+NEEDED, SHORTER = ".needed", ".shorter"
+#: best.json and good.json, which name a checkpoint
+MARK = Fields({"step": COUNT}, needed=("step",))
 FORMAT = 1
 #: why a file cannot be written, and what helps, by the error that the system gives
 NO_ROOM = {
@@ -60,6 +66,23 @@ class Checkpoint:
 def folder_of(run: Path, step: int) -> Path:
     """Where the checkpoint of a step stands, whether there is one or not."""
     return run / "checkpoints" / f"step-{step:08d}"
+
+
+def kept_folder(run: Path, step: int) -> Path:
+    """Where the checkpoint of a step stands: that of a shorter run, if adapters need it or the run has no other."""
+    folder = folder_of(run, step)
+    if folder.exists() and step not in needed_steps(run):
+        return folder
+    return next(filter(Path.exists, (folder.with_suffix(ending) for ending in (NEEDED, SHORTER))), folder)
+
+
+def metrics_path(run: Path, name: str, step: int) -> Path:
+    """The metrics that led to a checkpoint, by its name (best, last, or a step) and its step: those of the run, or of
+    the shorter run whose checkpoint it is.
+    """
+    folder = (marked_folder(run, "best.json")[0] if name == "best" else None) or kept_folder(run, step)
+    of_shorter = folder / METRICS
+    return of_shorter if name != "last" and of_shorter.exists() else run / METRICS
 
 
 def steps_of(run: Path) -> list[int]:
@@ -224,12 +247,12 @@ def verify_files(folder: Path) -> str:
     """What is wrong with a checkpoint folder, or "" when every file is byte for byte as it was written."""
     name = MANIFEST
     try:
-        raw = read_regular(folder / MANIFEST)
-        manifest = json.loads(raw)
+        raw = read_regular(folder / MANIFEST, LONGEST_LIST)
+        manifest = parse_json_object(raw, MANIFEST)
         del manifest["sha256"]
         if seal(manifest) != raw:  # whatever was changed, white space included, is written differently now
             return f"{MANIFEST} has changed since it was written: its checksum differs"
-        if manifest["format"] != FORMAT or folder_of(Path(), manifest["step"]).name != folder.name:
+        if manifest["format"] != FORMAT or folder_of(Path(), manifest["step"]).name != folder.stem:
             return f"{MANIFEST} is of format {manifest['format']} and step {manifest['step']}, which is not this one's"
         for tensor, entry in manifest["tensors"].items():
             if "parts" in entry:
@@ -249,30 +272,33 @@ def verify_files(folder: Path) -> str:
         return f"{name} is missing"
     except OSError as error:
         return f"{name} cannot be read: {error.strerror}"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} has changed since it was written: it is not a manifest any more"
     return ""
 
 
-def load_checkpoint(run: Path, step: int | None = None, at_once: bool = True) -> tuple[Checkpoint, list[str]]:
+def load_checkpoint(
+    run: Path, step: int | None = None, at_once: bool = True, folder: Path | None = None
+) -> tuple[Checkpoint, list[str]]:
     """The checkpoint of `step`, or the newest one that verifies, and a sentence for each one passed over.
 
     at_once  whether its tensors are read now, and not each when it is asked for
+    folder   where the checkpoint of `step` stands, `kept_folder` unless given
 
     Raises CheckpointError when there is none, or the one asked for is damaged.
     """
     steps = steps_of(run) if step is None else [step]
     passed = []
     for candidate in reversed(steps):
-        folder = folder_of(run, candidate)
-        wrong = verify_files(folder)
+        where = folder or (folder_of if step is None else kept_folder)(run, candidate)
+        wrong = verify_files(where)
         if not wrong:
             try:
-                return read_verified(folder, candidate, at_once), passed
-            except ShardError as error:
+                return read_verified(where, candidate, at_once), passed
+            except (ShardError, JSONFileError, OSError) as error:
                 wrong = str(error)
         passed.append(f"checkpoint of step {candidate} passed over: {wrong}")
-    if step is not None and step not in steps_of(run):
+    if step is not None and not where.exists():
         raise CheckpointError(f"{run} has no checkpoint of step {step}: {sentence_on_steps(run)}")
     gone = [f"the checkpoint of step {n} was set aside, because training diverged" for n in diverged_steps(run)]
     reasons = "; ".join([*passed, *gone]) or "nothing has been saved yet"
@@ -280,15 +306,18 @@ def load_checkpoint(run: Path, step: int | None = None, at_once: bool = True) ->
 
 
 def read_verified(folder: Path, step: int, at_once: bool = True) -> Checkpoint:
-    """The checkpoint in a folder whose files are as they were written. Raises ShardError where its parts do not fit."""
-    manifest = json.loads((folder / MANIFEST).read_bytes())
+    """The checkpoint in a folder whose files are as they were written.
+
+    Raises ShardError where its parts do not fit, and as `read_json_file` where its state is no object.
+    """
+    manifest = read_json_file(folder / MANIFEST, LONGEST_LIST)
     weights, optimizer = (
         TensorFiles(folder, manifest["tensors"], [name for name in manifest["files"] if name.startswith(kind)])
         for kind in ("model-", "optimizer-")
     )
     if at_once:
         weights, optimizer = dict(weights), dict(optimizer)
-    return Checkpoint(step, weights, optimizer, json.loads((folder / "state.json").read_bytes()))
+    return Checkpoint(step, weights, optimizer, read_json_file(folder / "state.json", LONGEST_LIST))
 
 
 def sentence_on_steps(run: Path) -> str:
@@ -302,13 +331,15 @@ def sentence_on_steps(run: Path) -> str:
 def named_checkpoint(run: Path, name: str, at_once: bool = True) -> Checkpoint:
     """The one that is called best, last, or by its step; `at_once` as in `load_checkpoint`.
 
-    Warns where the last one is damaged and the one before it is taken; a damaged best one is refused.
+    Warns where no checkpoint is marked as the best and the last one is taken, and where that is damaged and the one
+    before it is taken; a damaged best one is refused.
     """
     if name not in ("best", "last") and not name.isdigit():
         raise CheckpointError(f"checkpoint {name!r}: {sentence_on_steps(run)}")
-    step = int(name) if name.isdigit() else best_step(run) if name == "best" else None
-    found, passed = load_checkpoint(run, step, at_once)
-    for sentence in passed:
+    folder, why = marked_folder(run, "best.json") if name == "best" else (None, "")
+    step = step_in_name(folder) if folder else int(name) if name.isdigit() else None
+    found, passed = load_checkpoint(run, step, at_once, folder)
+    for sentence in [*([f"no checkpoint is known to be the best ({why})"] if why else []), *passed]:
         warnings.warn(f"{run}: {sentence}; taking step {found.step}", stacklevel=3)
     return found
 
@@ -328,13 +359,15 @@ def mark_needed(run: Path, step: int) -> None:
 
     Raises OSError where that cannot be written.
     """
-    write_json(run / "checkpoints" / "needed.json", {"steps": sorted({*needed_steps(run), step})})
+    path = run / "checkpoints" / "needed.json"
+    with locked(path.with_name("needed.lock")):
+        write_json(path, {"steps": sorted({*needed_steps(run), step})})
 
 
 def needed_steps(run: Path) -> set[int]:
     """The steps that `mark_needed` recorded."""
     try:
-        steps = json.loads(read_regular(run / "checkpoints" / "needed.json"))["steps"]
+        steps = read_json_file(run / "checkpoints" / "needed.json")["steps"]
         return {step for step in steps if isinstance(step, int)}
     except (OSError, ValueError, KeyError, TypeError):
         return set()  # there is no such file, or another program wrote it
@@ -342,27 +375,55 @@ def needed_steps(run: Path) -> set[int]:
 
 def best_step(run: Path) -> int | None:
     """The step that `mark_best` recorded, where that checkpoint still stands."""
-    return _marked(run, "best.json")
+    folder, _ = marked_folder(run, "best.json")
+    return folder and step_in_name(folder)
 
 
 def good_step(run: Path) -> int | None:
     """The step that `mark_good` recorded, where that checkpoint still stands."""
-    return _marked(run, "good.json")
+    folder, _ = marked_folder(run, "good.json")
+    return folder and step_in_name(folder)
 
 
-def _marked(run: Path, name: str) -> int | None:
+def facts_on_step(run: Path, name: str, step: int) -> dict[str, Any]:
+    """What is known of the checkpoint that was loaded by a name: its step, and whether it is the best one of a shorter
+    run, as whose step the longer run may have another.
+    """
+    folder, _ = marked_folder(run, "best.json")
+    of_shorter = name == "best" and folder is not None and bool(folder.suffix)
+    return {"step": step} | ({"of_shorter_run": True} if of_shorter else {})
+
+
+def step_in_name(folder: Path) -> int:
+    """The step of a checkpoint by the name of its folder."""
+    return int(folder.stem.removeprefix("step-"))
+
+
+def marked_folder(run: Path, name: str) -> tuple[Path | None, str]:
+    """The checkpoint that a file of the folder `checkpoints` names; None and the reason where none such is there.
+
+    That of a shorter run (`begin_longer`) may stand under its former name still.
+    """
     try:
-        step = json.loads(read_regular(run / "checkpoints" / name))["step"]
-        return step if folder_of(run, step).is_dir() else None
+        marked = read_json_file(run / "checkpoints" / name)
+        MARK.check(marked, name)
+        folder, step = folder_of(run, marked["step"]), marked["step"]
+        if marked.get("of_shorter_run"):
+            of_shorter = (folder.with_suffix(ending) for ending in (SHORTER, NEEDED))
+            folder = next(filter(Path.is_dir, of_shorter), folder)
+        is_there = folder.is_dir()
+    except FileNotFoundError:
+        return None, f"there is no {name}"
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # another program wrote it
+        return None, f"{name} is damaged"  # or another program wrote it
+    return (folder, "") if is_there else (None, f"{name} names step {step}, whose checkpoint is not there")
 
 
 def best_loss(run: Path) -> float:
     """The held-out loss of `best_step`, infinite where there is none."""
     if best_step(run) is None:
         return math.inf
-    loss = json.loads((run / "checkpoints" / "best.json").read_bytes()).get("held_out_loss")
+    loss = read_json_file(run / "checkpoints" / "best.json").get("held_out_loss")
     return float(loss) if isinstance(loss, int | float) else math.inf
 
 
@@ -375,13 +436,57 @@ def set_aside(run: Path, after: int, reason: Literal["damaged", "diverged"] = "d
             os.rename(folder_of(run, step), gone)
 
 
+def begin_longer(run: Path, after: int) -> None:
+    """Give up the checkpoints later than step `after`, from which a run that is made longer goes on to another end.
+
+    The best one, or the last where none is known to be the best, is renamed: it stays what is loaded until another is
+    better. Those that adapters need are renamed too, unless they need that of a still shorter run. What is renamed has
+    the metrics that led to it beside it (`metrics_path`). The others are removed.
+    """
+    later = [step for step in steps_of(run) if step > after]
+    best, _ = marked_folder(run, "best.json")
+    if best is None and later:
+        best = folder_of(run, later[-1])
+    if best is not None and not best.suffix and step_in_name(best) > after:
+        write_json(
+            run / "checkpoints" / "best.json",
+            {"step": step_in_name(best), "held_out_loss": best_loss(run), "of_shorter_run": True},
+        )
+    needed = needed_steps(run)
+    for step in later:
+        folder = folder_of(run, step)
+        for_adapters, of_best = (folder.with_suffix(ending) for ending in (NEEDED, SHORTER))
+        if step in needed and of_best.exists() and not for_adapters.exists():
+            os.rename(of_best, for_adapters)  # of a still shorter run
+        is_needed = step in needed and not for_adapters.exists()
+        if not is_needed and folder != best:
+            remove_folder(folder)
+            continue
+        if (run / METRICS).exists():
+            with naming(folder / METRICS):
+                shutil.copyfile(run / METRICS, folder / METRICS)
+        if is_needed:
+            os.rename(folder, for_adapters)
+        else:
+            shutil.rmtree(of_best, ignore_errors=True)
+            os.rename(folder, of_best)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a checkpoint; it is renamed first, so that a crash in the middle leaves nothing that looks like one."""
+    gone = folder.with_suffix(".removing")
+    os.rename(folder, gone)
+    shutil.rmtree(gone)
+
+
 def diverged_steps(run: Path) -> list[int]:
     """The steps whose checkpoints were set aside because training diverged, in order."""
     return sorted(int(p.stem.removeprefix("step-")) for p in (run / "checkpoints").glob("step-*.diverged"))
 
 
-def prune(run: Path, keep_last: int) -> None:
-    """Remove all but the newest `keep_last` checkpoints, the best, the last good one and those that adapters need.
+def prune(run: Path, keep_last: int, before_decay: int | None = None) -> None:
+    """Remove all but the newest `keep_last` checkpoints, the best, the last good one, those that adapters need, and the
+    one of step `before_decay`, from which a longer run goes on.
 
     As long as there is no good one, step 0 stays too: it has the weights that a run started from.
     What an interrupted save left aside goes too, and what diverged before the last good checkpoint.
@@ -392,10 +497,13 @@ def prune(run: Path, keep_last: int) -> None:
     for step in diverged_steps(run):
         if good is not None and step <= good:
             shutil.rmtree(folder_of(run, step).with_suffix(".diverged"))
-    keep = {*steps_of(run)[-keep_last:], best, 0 if good is None else good, *needed_steps(run)}
+    keep = {*steps_of(run)[-keep_last:], best, 0 if good is None else good, *needed_steps(run), before_decay}
     for step in steps_of(run):
         if step not in keep:
-            # renamed first, so that a crash in the middle leaves nothing that looks like a checkpoint
-            gone = folder_of(run, step).with_suffix(".removing")
-            os.rename(folder_of(run, step), gone)
-            shutil.rmtree(gone)
+            remove_folder(folder_of(run, step))
+    of_best, _ = marked_folder(run, "best.json")
+    for folder in [folder for ending in (NEEDED, SHORTER) for folder in (run / "checkpoints").glob(f"step-*{ending}")]:
+        is_needed = step_in_name(folder) in needed_steps(run) and folder.suffix == NEEDED
+        is_needed |= step_in_name(folder) in needed_steps(run) and not folder.with_suffix(NEEDED).exists()
+        if folder != of_best and not is_needed:
+            remove_folder(folder)

@@ -2,7 +2,8 @@
 
 float32 has numbers down to 1.4e-45, of which those below 1.2e-38, the denormal ones, have fewer digits. Products with
 them take many times as long on x86 processors. Where a network learned random tokens by heart at a constant rate, its
-attention patterns filled with them, and a step took 2.4 times as long (docs/log.md); most runs meet few.
+attention patterns filled with them, and a step took 2.4 times as long (docs/experiments/step-speed.md); most runs meet
+few.
 
 The setting belongs to a thread, and `torch.set_flush_denormal` changes that of its caller alone: a file of C++ changes
 it in all threads that share an operation. Where there is no C++ compiler nothing is changed.

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pellucid.model.modes import Restore, SharedContext
 from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import MACHINE, cache_folder, read_json
 
-#: seconds that compiling a training step costs, by kind of device; measured on CPUs alone (docs/log.md)
+#: seconds that compiling a training step costs, by kind of device; on CPUs as measured (docs/experiments/step-speed.md)
 COMPILE_SECONDS = {"cpu": 35.0, "cuda": 60.0, "mps": 60.0}
-#: the share of eager time that compiling saves on each; measured on CPUs alone (docs/log.md)
+#: the share of eager time that compiling saves on each; on CPUs as measured (docs/experiments/step-speed.md)
 COMPILE_SAVES = {"cpu": 0.27, "cuda": 0.35, "mps": 0.0}
 #: how many times its cost compiling has to save before it is chosen: on a busy machine it costs twice as much
 CLEAR_GAIN = 2.0
@@ -123,6 +124,19 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
 
 
+def check_fits(n_parameters: int, dtype: torch.dtype, device: torch.device | str) -> None:
+    """Raise RecipeError, before anything is allocated, for weights that the device has no memory for."""
+    device = torch.device(device)
+    if device.type == "meta":
+        return
+    need, have = n_parameters * dtype.itemsize, free_bytes(device)
+    if need > have:
+        raise RecipeError(
+            f"{n_parameters:,} parameters in {str(dtype).removeprefix('torch.')} need {need / 2**30:.1f} GiB and "
+            f"{device.type} has {have / 2**30:.1f} GiB: give a smaller dtype, another device or a smaller model"
+        )
+
+
 def compile_pays(
     device: torch.device, seconds_per_step: float, n_steps: int, saves: float | None = None
 ) -> tuple[bool, str]:
@@ -198,7 +212,7 @@ def keep_compiled() -> None:
     """Keep what is compiled with the project's other files, unless the environment names a folder.
 
     PyTorch keeps a graph's kernels, and what it derives from the graph for the backward pass. It keeps the second only
-    where it knows every function in the graph, so it is told of those of autocast (docs/log.md).
+    where it knows every function in the graph, so it is told of those of autocast (docs/experiments/step-speed.md).
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
     from torch._inductor import config  # takes a second to import, which only runs that are compiled pay
@@ -222,9 +236,15 @@ def deterministic_kernels(asked: bool) -> Iterator[None]:
     if not asked:  # PyTorch's function imports its compiler, whatever it is told
         yield
         return
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
+    with DETERMINISTIC:
         yield
-    finally:
-        torch.use_deterministic_algorithms(before)
+
+
+def only_deterministic() -> Restore:
+    """Choose deterministic kernels for the whole process; returns what restores its own choice."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    return lambda: torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+DETERMINISTIC = SharedContext(only_deterministic)

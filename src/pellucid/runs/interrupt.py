@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM ask a run to stop, and phases say what it is doing.
+"""Ctrl-C, SIGTERM and SIGHUP ask a run to stop, and phases say what it is doing.
 
 A signal is answered within a second: the work stops where nothing is lost, or a line says what is being finished.
 Python runs a handler of signals between two of its instructions, and one call of a library may last for minutes;
@@ -19,6 +19,15 @@ from typing import Protocol, Self
 PATIENCE, GRACE = 1.0, 0.5
 #: seconds between two looks at the clock
 TICK = 0.1
+
+
+def stopping_signals() -> list[signal.Signals]:
+    """The signals that ask a command to stop: SIGHUP, of a closed terminal, is one unless it is ignored (nohup)."""
+    signals = [signal.SIGINT, signal.SIGTERM]
+    hangup: signal.Signals | None = getattr(signal, "SIGHUP", None)
+    if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:
+        signals.append(hangup)
+    return signals
 
 
 class Interrupted(Exception):  # noqa: N818 (nothing went wrong)
@@ -69,7 +78,7 @@ class Listener(Protocol):
 
 
 class Interruption:
-    """While entered, the first SIGINT or SIGTERM sets `signal`; a second one stops at once.
+    """While entered, the first of `stopping_signals` sets `signal`; a second one stops at once.
 
     Whoever works in a loop looks at it: reading text after each piece, training after each pass, evaluation
     after each batch. Phases that are entered are shown by `reporter` when they take longer than a second.
@@ -92,7 +101,7 @@ class Interruption:
 
     @property
     def exit_code(self) -> int:
-        """130 after Ctrl-C, 143 after SIGTERM, 0 where nothing came."""
+        """130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 0 where nothing came."""
         return 128 + self.signal if self.signal else 0
 
     def poll(self, *_: object) -> None:
@@ -134,7 +143,7 @@ class Interruption:
     def __enter__(self) -> Self:
         # signals can be handled in the main thread alone; elsewhere the caller's own handling stays
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in stopping_signals():
                 self._before[number] = signal.signal(number, self._handle)
             self._pipe = socket.socketpair()
             for end in self._pipe:
@@ -184,5 +193,5 @@ class Interruption:
             return False
         with contextlib.suppress(BlockingIOError):
             caught = set(self._pipe[0].recv(64))
-            return bool(caught & {signal.SIGINT, signal.SIGTERM})
+            return bool(caught & set(self._before))
         return False

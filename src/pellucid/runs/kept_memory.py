@@ -2,7 +2,7 @@
 
 glibc gives a freed block of more than 32 MiB, and what is free at the end of the heap, back to the system. A step frees
 nearly everything that it has made, so the next one asks for the same memory again, and the kernel clears each page when
-it is touched. This took 15 to 40 % of a step in bfloat16 on a machine with AMX (docs/log.md).
+it is touched. This took 15 to 40 % of a step in bfloat16 on a machine with AMX (docs/experiments/step-speed.md).
 """
 
 import contextlib

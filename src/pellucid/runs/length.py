@@ -16,7 +16,8 @@ from pellucid.runs.options import (
     parse_options,
     with_train,
 )
-from pellucid.runs.pace import Pace
+from pellucid.runs.pace import ON_THE_WAY, SAMPLE, SAVE, STEP_TO_FORWARD, Pace, affordable_units
+from pellucid.runs.schedule import decay_of
 from pellucid.text.read.chunks import counted
 
 #: evaluations of a run, and seconds between two of them at least and at most: a run of seconds is measured at its end,
@@ -30,23 +31,22 @@ def resolve_steps(
     seconds_per_step: Callable[[], float] | None,
     compiled: bool = False,
     left: float | None = None,
-    unit: str = "token",
 ) -> tuple[int, str]:
     """The number of steps and a sentence that explains it.
 
-    n_train           targets of one epoch, counted in `unit`s (tokens or images)
+    n_train           targets of one epoch
     seconds_per_step  measures a step that is not compiled; only a run of minutes calls it
     compiled          whether the steps will be compiled on the recipe's device; then the compilation takes time too
     left              seconds that remain of a run of minutes, all of them unless given
     """
     t, per_step = recipe.train, recipe.tokens_per_step
     if t.steps:
-        return t.steps, f"length: {counted(t.steps, 'step')} of {per_step:,} {unit}s, as asked"
+        return t.steps, f"length: {counted(t.steps, 'step')} of {per_step:,} tokens, as asked"
     if t.tokens:
-        return max(1, round(t.tokens / per_step)), f"length: {t.tokens:,} {unit}s, {per_step:,} a step"
+        return max(1, round(t.tokens / per_step)), f"length: {t.tokens:,} tokens, {per_step:,} a step"
     if t.epochs:
         steps = max(1, round(t.epochs * n_train / (t.batch * t.accumulate * recipe.row)))
-        return steps, f"length: {t.epochs:g} epochs of {n_train:,} {unit}s, {counted(steps, 'step')}"
+        return steps, f"length: {t.epochs:g} epochs of {n_train:,} tokens, {counted(steps, 'step')}"
     assert seconds_per_step is not None
     seconds = seconds_per_step()
     left = 0.93 * max(left if left is not None else 60 * t.minutes, 0.0)  # the rest is for saving and evaluating
@@ -67,50 +67,56 @@ def with_length(recipe: RecipeT, length: Mapping[str, Any]) -> RecipeT:
     return with_train(recipe, **{**dict.fromkeys(LENGTHS, 0), **asked}) if asked else recipe
 
 
-def lengthen(
-    recipe: RecipeT,
-    step: int,
-    length: Mapping[str, Any],
-    measure: Callable[[], float],
-    n_train: int,
-    pace: Pace | None = None,
-    seconds_per_step: float | None = None,
-) -> RecipeT:
-    """The recipe with a new segment of the schedule from `step` on; the same recipe where no length was asked for.
+def with_steps(recipe: RecipeT, n_steps: int, step: int = 0, by_clock: bool | None = None) -> RecipeT:
+    """The recipe of so many steps, `step` of which have been taken: its warm-up, and when its learning rate falls.
 
-    Steps, tokens and epochs count from the beginning of the run. Minutes, for which there is a `pace`, count from now.
-    Intervals that the run chose are chosen again; `seconds_per_step` is what its steps took, where that is known.
-    Raises RecipeError where the run already has more steps than that.
+    by_clock  the number of steps is the expected one, and the decay begins when the time says so; unless given, in runs
+              of minutes
     """
-    asked = {name: value for name, value in length.items() if value}
-    if not asked:
+    t = recipe.train
+    if t.warmup < 0:
+        recipe = with_train(recipe, warmup=min(100, n_steps // 50))
+    if bool(t.minutes) if by_clock is None else by_clock:
+        return replace(recipe, planned=n_steps, decay=None)
+    first, end = decay_of(t.schedule, n_steps, recipe.train.warmup)
+    return replace(recipe, planned=0, decay=(min(max(first, step), end), end))
+
+
+def length_asked(recipe: RecipeT, step: int, length: Mapping[str, Any], n_train: int) -> RecipeT:
+    """The recipe of a run that has taken `step` steps with another length in steps, tokens or epochs from its start on.
+
+    The same recipe where that is the length it has, or none is asked for. Raises RecipeError where the run has as many
+    steps already.
+    """
+    if not any(length.values()):
         return recipe
-    longer = recipe
-    if pace:
-        pace.start(measure())
-        for _ in range(2):  # as in `plan_in_time`
-            segment = with_segment(recipe, step, pace.end_of(longer, step))
-            longer = choose_intervals_again(segment, pace.per_step, may_move=True)
-    else:
-        total, _ = resolve_steps(with_length(recipe, asked), n_train, measure)
-        longer = choose_intervals_again(with_segment(recipe, step, total), seconds_per_step)
-    if (total := longer.n_steps) == recipe.n_steps:
+    total, _ = resolve_steps(with_length(recipe, length), n_train, None)
+    if total == recipe.n_steps and recipe.decay:
         return recipe
     if total <= step:
         raise RecipeError(f"the run has {step} steps already: ask for more than that, not {total}")
-    return longer
+    return with_steps(recipe, total, step_to_go_on_from(recipe, step), by_clock=False)
 
 
-def with_segment(recipe: RecipeT, step: int, total: int) -> RecipeT:
-    """The recipe with a segment of the schedule from `step` to `total` in place of those that have not begun."""
-    # earlier segments keep the end they were meant to have: steps that are taken again have the same rates
-    begun = [tuple(pair for pair in pairs if pair[0] < step) for pairs in (recipe.segments, recipe.replans)]
-    return replace(recipe, segments=(*begun[0], (step, total)), replans=begun[1])
+def step_to_go_on_from(recipe: RunRecipe, step: int) -> int:
+    """The step from which a run that has taken so many is made longer: the one before its decay, if that has begun.
+
+    Raises RecipeError where the learning rate falls over the whole run.
+    """
+    if recipe.decay is None or step <= recipe.decay[0]:
+        return step
+    if recipe.train.schedule in ("cosine", "linear"):
+        raise RecipeError(
+            "the run cannot be made longer: its learning rate falls from its beginning on (train.schedule = "
+            f"{recipe.train.schedule}), and that of a longer run falls otherwise. Start a new run, with schedule=wsd "
+            "if it is to be made longer later, or with --from and the folder of this one"
+        )
+    return recipe.decay[0]
 
 
 def warmup_warnings(recipe: RunRecipe, remedy: str) -> list[str]:
-    """A warning where the last segment of the schedule ends within its warm-up; `remedy` says what to do then."""
-    n_steps, warmup = recipe.n_steps - recipe.segments[-1][0] if recipe.segments else 0, recipe.train.warmup
+    """A warning where a run ends within its warm-up; `remedy` says what to do then."""
+    n_steps, warmup = recipe.n_steps, recipe.train.warmup
     if not 0 < n_steps <= warmup:
         return []
     return [
@@ -145,16 +151,17 @@ def with_intervals(recipe: RecipeT, asked: Mapping[str, Any]) -> RecipeT:
     return replace(recipe, train=train, chosen_intervals=chosen)
 
 
-def plan_in_time(recipe: RecipeT, opened: RecipeT, pace: Pace) -> tuple[RecipeT, str]:
+def plan_in_time(recipe: RecipeT, asked: RecipeT, pace: Pace, step: int = 0) -> tuple[RecipeT, str]:
     """The recipe with as many steps as fit into the time that is left, and a sentence that says how many.
 
-    `opened` is the recipe with the intervals that were asked for.
+    `asked` is the recipe with the intervals and the warm-up that were asked for; `step` steps have been taken.
     """
-    t, asked = recipe.train, opened.train
-    intervals = {name: getattr(asked, name) for name in INTERVALS}
+    t = recipe.train
+    intervals = {name: getattr(asked.train, name) for name in INTERVALS}
     for _ in range(2):  # evaluations take time, and their number depends on that of the steps
-        recipe = replace(recipe, segments=((0, pace.end_of(recipe, 0)),))
-        recipe = resolve_intervals(with_train(recipe, **intervals), pace.per_step, may_move=True)
+        recipe = with_steps(with_train(recipe, warmup=asked.train.warmup), pace.end_of(recipe, step), by_clock=True)
+        opened = with_train(recipe, **intervals)
+        recipe = resolve_intervals(opened, pace.per_step, may_move=True, seconds_per_round=pace.round(recipe))
     return recipe, (
         f"length: {t.minutes:g} minutes, about {counted(recipe.n_steps, 'step')} at {pace.per_step * 1e3:.0f} ms; "
         "their number follows their speed"
@@ -163,14 +170,24 @@ def plan_in_time(recipe: RecipeT, opened: RecipeT, pace: Pace) -> tuple[RecipeT,
     )
 
 
-def resolve_intervals(recipe: RecipeT, seconds_per_step: float | None = None, may_move: bool = False) -> RecipeT:
+def resolve_intervals(
+    recipe: RecipeT,
+    seconds_per_step: float | None = None,
+    may_move: bool = False,
+    seconds_per_round: float | None = None,
+) -> RecipeT:
     """Evaluation, checkpoint and sample intervals, in steps; a measured step is one that is not compiled.
 
-    `may_move`: the end may become a later one, and what is only done there is not to be done before.
+    may_move           the end may become a later one, and what is only done there is not to be done before
+    seconds_per_round  what an evaluation, a sample and a checkpoint take together, estimated unless given
     """
     t = recipe.train
     chosen = tuple(name for name in INTERVALS if not getattr(t, name))
-    evaluate = t.evaluate_every or evaluation_interval(recipe, seconds_per_step)
+    if not t.evaluate_tokens:
+        usual = 20 * max(1024, recipe.tokens_per_step // t.accumulate)
+        recipe = with_train(recipe, evaluate_tokens=min(usual, affordable_units(recipe)))
+        t = recipe.train
+    evaluate = t.evaluate_every or evaluation_interval(recipe, seconds_per_step, seconds_per_round)
     if may_move and not t.evaluate_every and evaluate >= recipe.n_steps:
         evaluate = 2 * recipe.n_steps
     return replace(
@@ -179,24 +196,29 @@ def resolve_intervals(recipe: RecipeT, seconds_per_step: float | None = None, ma
         train=replace(
             t,
             evaluate_every=evaluate,
-            evaluate_tokens=t.evaluate_tokens or 20 * max(1024, recipe.tokens_per_step // t.accumulate),
             checkpoint_every=t.checkpoint_every or evaluate,
             sample_every=t.sample_every or evaluate,
         ),
     )
 
 
-def evaluation_interval(recipe: RunRecipe, seconds_per_step: float | None) -> int:
+def evaluation_interval(
+    recipe: RunRecipe, seconds_per_step: float | None, seconds_per_round: float | None = None
+) -> int:
     """Steps between evaluations, all intervals alike and the last one at the end.
 
-    A run has ten, but they are about SHORTEST seconds apart at least, and LONGEST at most. It has ten as well where its
-    time is not known.
+    A run has ten, but they are about SHORTEST seconds apart at least, and LONGEST at most; and those before the end,
+    with the samples and checkpoints between, take ON_THE_WAY of its time at most. Where the time of a step is not
+    known, a sample and a checkpoint together count as much as the tokens of an evaluation.
     """
     t, n = recipe.train, EVALUATIONS
-    seconds = 60 * t.minutes
+    steps_per_evaluation = t.evaluate_tokens / STEP_TO_FORWARD / recipe.tokens_per_step
+    seconds, affordable = 60 * t.minutes, ON_THE_WAY * recipe.n_steps / (2 * steps_per_evaluation)
     if not seconds and seconds_per_step is not None:
         saved = COMPILE_SAVES[t.device.partition(":")[0]] if t.compile == "yes" else 0.0
         seconds = recipe.n_steps * seconds_per_step * (1 - saved)
     if seconds:
         n = max(1, min(EVALUATIONS, round(seconds / SHORTEST)), math.ceil(seconds / LONGEST))
-    return max(1, math.ceil(recipe.n_steps / n))
+        estimated = steps_per_evaluation * seconds / recipe.n_steps + SAMPLE + SAVE
+        affordable = ON_THE_WAY * seconds / (seconds_per_round or estimated)
+    return max(1, math.ceil(recipe.n_steps / min(n, 1 + int(affordable))))

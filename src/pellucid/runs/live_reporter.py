@@ -38,8 +38,8 @@ class LiveReporter(PlainReporter):
     def line(self, text: str) -> None:
         self.console.print(Text(sanitize(text)))
 
-    def begin(self, recipe: RunRecipe, step: int, unit: str = "token", peak: float | None = None) -> None:
-        super().begin(recipe, step, unit, peak)
+    def begin(self, recipe: RunRecipe, step: int, peak: float | None = None) -> None:
+        super().begin(recipe, step, peak)
         self.n_steps = recipe.n_steps
         self.live = Live(self, console=self.console, refresh_per_second=4, transient=True)
         self.live.start()
@@ -92,17 +92,15 @@ class LiveReporter(PlainReporter):
         held = self.held_out
         table.add_row(
             "loss",
-            f"{self.smooth or float('nan'):.4f} nats/{self.unit}",
+            f"{self.smooth or float('nan'):.4f} nats/token",
             "learning rate",
             f"{self.row['learning_rate']:.2e}",
         )
-        measures_images = self.unit == "image"
-        accuracy, bits = held.get("accuracy"), held.get("bits_per_byte")
         table.add_row(
             "held-out loss",
-            f"{held['held_out_loss']:.4f} nats/{self.unit}" if held else "not yet",
-            "accuracy" if measures_images else "bits per byte",
-            "not yet" if not held else f"{accuracy:.2%}" if measures_images else f"{bits:.4f}",
+            f"{held['held_out_loss']:.4f} nats/token" if held else "not yet",
+            "bits per byte",
+            f"{held['bits_per_byte']:.4f}" if held else "not yet",
         )
         left = self.speed.remaining(self.n_steps)
         known = [self.speed_now(self.row), clock(left)]

@@ -1,26 +1,22 @@
 """How long a training step takes: one pass is timed and multiplied, so that no step is too large to be measured."""
 
-import math
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from copy import copy
+from typing import Any
 
-import torch
+from torch import Tensor, nn
 
-from pellucid.runs.gradients import clip
-from pellucid.runs.optimizer import Optimizer, make_optimizer
-from pellucid.runs.trainable import BatchLoss, Trainable
+from pellucid.runs.optimizer import make_optimizer
+from pellucid.runs.processes import ALONE
+from pellucid.runs.step import take_passes, update
+from pellucid.runs.trainable import Trainable
 
 #: seconds that measuring may take; what has begun is finished
 BUDGET = 3.0
 #: passes that are timed at most, and seconds after which fewer are enough
 MOST, ENOUGH = 12, 1.0
-#: rounds in which steps are compared at least and at most; of the best time, how much longer a step may take to be
-#: taken again, in those first rounds and afterwards
-ROUNDS, CLOSE = (2, 40), (1.5, 1.15)
-
-Key = TypeVar("Key", bound=Hashable)
 
 
 def seconds_per_step(
@@ -84,47 +80,28 @@ def divisors(n: int, most: int = 1 << 12) -> list[int]:
 
 
 def measure_step(trainable: Trainable[Any], poll: Callable[[], object] = lambda: None, budget: float = BUDGET) -> float:
-    """Seconds of a training step, not compiled; the weights are spoilt."""
-    recipe, networks, timed = trainable.recipe, trainable.networks_to_time(), []
-    for times, make in networks:
-        make()
-        timed.append((times, measure_network(trainable, poll, budget / len(networks))))
-    trainable.recipe = recipe
-    return extrapolated(timed)
-
-
-def extrapolated(timed: Sequence[tuple[float, float]]) -> float:
-    """Seconds of a step, where each network that was timed counts so many times (`Trainable.networks_to_time`).
-
-    A step takes at least as long as the slowest of them, which are parts of it, however much other work disturbed.
-    """
-    return max(sum(times * seconds for times, seconds in timed), *(seconds for _, seconds in timed))
-
-
-def measure_network(trainable: Trainable[Any], poll: Callable[[], object], budget: float) -> float:
-    """Seconds of a step of the network that is there."""
-    recipe, network, data, loss = trainable.recipe, trainable.network, trainable.make_data(), trainable.make_loss()
+    """Seconds of a training step by this process alone, not compiled; no weight changes."""
+    if (seconds := trainable.estimated_step_seconds()) is not None:
+        return seconds
+    recipe, network, data, alone = trainable.recipe, trainable.network, trainable.make_data(), taken_alone(trainable)
     t, optimizer = recipe.train, make_optimizer(recipe, network)
-    bad = torch.zeros((), dtype=torch.bool, device=trainable.device)
-
-    def wait() -> None:
-        next(network.parameters()).flatten()[0].item()
+    optimizer.set_factor(0.0)
+    figures: dict[str, Tensor] = {}
 
     def take_pass(rows: int) -> None:
-        optimizer.zero_grad()
-        (loss(data.at(0, 0, t.batch * t.accumulate // rows)) / recipe.tokens_per_step).backward()
-        wait()
+        batch = data.at(0, 0, t.batch * t.accumulate // rows)
+        figures.update(take_passes(alone, optimizer, [batch], 1) or {})
+        synchronize(network)
 
-    def update() -> None:
-        clip(network.parameters(), t.clip)
-        optimizer.step(bad)
-        wait()
+    def take_update() -> None:
+        update(alone, optimizer, dict(figures))
+        synchronize(network)
 
     network.train()
     rows = t.batch // trainable.processes.n_shares
     return seconds_per_step(
         take_pass,
-        update,
+        take_update,
         rows=rows,
         passes=t.accumulate,
         poll=poll,
@@ -133,46 +110,13 @@ def measure_network(trainable: Trainable[Any], poll: Callable[[], object], budge
     )
 
 
-def fastest_seconds(
-    steps: Mapping[Key, Callable[[], object]], budget: float, poll: Callable[[], object] = lambda: None
-) -> dict[Key, float]:
-    """The least seconds of each step, taken in turn so that other work on the machine slows all of them alike.
-
-    After one step of each that is not timed, rounds follow while they fit into the budget, in seconds, and at least
-    ROUNDS[0]. A step that takes much longer than the best one (CLOSE) is left out of later rounds. `poll` is called
-    before each step; it may raise.
-    """
-    began, least = time.perf_counter(), dict.fromkeys(steps, math.inf)
-    for step in steps.values():
-        poll()
-        step()
-    running = list(steps)
-    for n in range(ROUNDS[1]):
-        for key in running:
-            poll()
-            least[key] = min(least[key], timed(steps[key]))
-        is_first = n + 1 < ROUNDS[0]
-        running = [key for key in running[::-1] if least[key] <= CLOSE[not is_first] * min(least.values())]
-        round_seconds = sum(least[key] for key in running)
-        if not is_first and (len(running) == 1 or time.perf_counter() - began + round_seconds > budget):
-            break
-    return least
+def taken_alone(trainable: Trainable[Any]) -> Trainable[Any]:
+    """What takes steps of the same network in this process alone, not compiled."""
+    alone = copy(trainable)
+    alone.processes, alone.loss = ALONE, alone.make_loss()
+    return alone
 
 
-def step_without_change(trainable: Trainable[Any], loss: BatchLoss, optimizer: Optimizer) -> Callable[[], None]:
-    """A function that takes the first step of a run, with all its passes and its update at a learning rate of 0."""
-    recipe, network, data = trainable.recipe, trainable.network, trainable.make_data()
-    t, good = recipe.train, torch.zeros((), dtype=torch.bool, device=trainable.device)
-    parameters = [p for p in network.parameters() if p.requires_grad]
-
-    def step() -> None:
-        optimizer.set_factor(0.0)
-        optimizer.zero_grad()
-        for micro in range(t.accumulate):
-            batch = data.at(0, micro, t.accumulate * trainable.processes.n_shares)
-            (loss(batch) / (batch.total or recipe.tokens_per_step)).backward()
-        clip(parameters, t.clip or 1.0)
-        optimizer.step(good)
-        next(iter(parameters)).flatten()[0].item()  # reading a number waits for the device
-
-    return step
+def synchronize(network: nn.Module) -> None:
+    """Wait until the device has computed the weights: reading a number does."""
+    next(network.parameters()).flatten()[0].item()

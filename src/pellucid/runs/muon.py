@@ -6,14 +6,14 @@
 `orthogonal` is five steps of a Newton-Schulz iteration that moves every singular value towards 1. With
 the factor sqrt(max(1, rows / columns)) a step changes what a matrix makes of a vector by the same share
 at every width (Yang, Simon and Bernstein 2023), so that a rate found on a narrow network serves a wide
-one (docs/log.md). torch's own class runs the iteration in bfloat16 and one matrix at a time: on a CPU
-without bfloat16 units that took most of a training step (docs/log.md). Here the precision is a choice,
+one (docs/experiments/rates.md). torch's own class runs the iteration in bfloat16 and one matrix at a time: on a CPU
+without bfloat16 units that took most of a training step (docs/experiments/rates.md). Here the precision is a choice,
 matrices of one shape are taken together, and a bad step leaves no trace.
 
 Each step multiplies X by a polynomial of X X^T, so all of them do: where X is much wider than high, the
 product P of the polynomials is found from the small X X^T alone, and X is multiplied once. Not in bfloat16:
 what rounding takes an eigenvalue 0 of X X^T below 0 grows by a^2 = 11.9 a step there, and gradients of few
-tokens have many (docs/log.md).
+tokens have many (docs/experiments/rates.md).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""AdamW, Muon and RMSprop as one optimiser whose bad steps leave no trace."""
+"""AdamW and Muon as one optimiser whose bad steps leave no trace."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,17 +8,16 @@ from torch import Tensor, nn
 
 from pellucid.runs.adamw import AdamW
 from pellucid.runs.muon import Muon
-from pellucid.runs.options import NGramOptimizerName, OptimizerName, RecipeError, RunRecipe
+from pellucid.runs.options import OptimizerName, RecipeError, RunRecipe
 from pellucid.runs.parameter_groups import ParameterGroups
 from pellucid.runs.processes import ALONE, Processes
-from pellucid.runs.rmsprop import RMSprop
 
 #: the precision of Muon's iteration where a recipe has another than float32
 MUON_DTYPES = {"bfloat16": torch.bfloat16}
 #: what each optimiser remembers of a parameter
-STATE = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Muon": ("momentum_buffer",), "RMSprop": ("step", "sum")}
-#: the least and the largest weight decay of matrices that are chosen, and the least of tables of n-grams (docs/log.md)
-WEIGHT_DECAYS, NGRAM_WEIGHT_DECAY = (0.1, 0.7), 1.0
+STATE = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Muon": ("momentum_buffer",)}
+#: the least and the largest weight decay that is chosen (docs/experiments/rates.md)
+WEIGHT_DECAYS = (0.1, 0.7)
 
 
 def is_hidden_matrix(name: str, p: Tensor) -> bool:
@@ -26,26 +25,16 @@ def is_hidden_matrix(name: str, p: Tensor) -> bool:
     return p.ndim == 2 and "blocks." in name
 
 
-def is_ngram_table(name: str) -> bool:
-    """Whether it is a table of n-grams, whose rows are seen too seldom to be told from the text's accidents."""
-    return ".ngrams." in name
-
-
-def optimizer_of(name: str, p: Tensor, optimizer: OptimizerName, ngram_optimizer: NGramOptimizerName) -> str:
-    """Which of muon, rmsprop and adamw has this parameter, by two words of a recipe."""
-    if is_ngram_table(name):
-        return ngram_optimizer
+def optimizer_of(name: str, p: Tensor, optimizer: OptimizerName) -> OptimizerName:
+    """Which optimiser updates this parameter, by the option of a recipe."""
     return "muon" if optimizer == "muon" and is_hidden_matrix(name, p) else "adamw"
 
 
 class Optimizer:
     """AdamW for everything (`adamw`), or Muon for hidden matrices and AdamW for the rest (`muon`).
 
-    Tables of n-grams have RMSprop, or AdamW where that is asked for.
-
-    Weight decay is decoupled and on matrices only: norms, biases and other vectors never decay, and tables of n-grams
-    by a rate of their own, which goes by AdamW's learning rate. A tied matrix is one parameter, counted once; what is
-    frozen has no state. Sources: Loshchilov and Hutter 2017; Jordan et al. 2024; Tieleman and Hinton 2012.
+    Weight decay is decoupled and on matrices only: norms, biases and other vectors never decay. A tied matrix is one
+    parameter, counted once; what is frozen has no state. Sources: Loshchilov and Hutter 2017; Jordan et al. 2024.
     """
 
     def __init__(
@@ -58,34 +47,26 @@ class Optimizer:
         betas: tuple[float, float],
         eps: float,
         weight_decay: float,
-        ngram_weight_decay: float = 0.0,
-        ngram_optimizer: NGramOptimizerName = "rmsprop",
-        ngram_learning_rate: float = 3e-3,
         muon_dtype: torch.dtype = torch.float32,
         processes: Processes = ALONE,
     ):
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        of: dict[str, list[tuple[str, nn.Parameter]]] = {"muon": [], "rmsprop": [], "adamw": []}
+        of: dict[str, list[tuple[str, nn.Parameter]]] = {"muon": [], "adamw": []}
         for n, p in named:
-            of[optimizer_of(n, p, word, ngram_optimizer)].append((n, p))
+            of[optimizer_of(n, p, word)].append((n, p))
         # a step keeps 1 - rate x decay of a number, 0 at least, since numbers would else change their signs, and grow;
         # `check_rates` refuses such a run, but its steps are timed before, and earlier versions did not refuse it
-        most = 1 / learning_rate
-        matrix_decay, table_decay = min(weight_decay, most), min(ngram_weight_decay, most)
-        rest, hidden, tables = of["adamw"], [p for _, p in of["muon"]], [p for _, p in of["rmsprop"]]
+        matrix_decay, muon_decay = min(weight_decay, 1 / learning_rate), min(weight_decay, 1 / muon_learning_rate)
+        rest, hidden = [p for _, p in of["adamw"]], [p for _, p in of["muon"]]
         groups = [
-            {"params": [p for n, p in rest if p.ndim >= 2 and not is_ngram_table(n)], "weight_decay": matrix_decay},
-            {"params": [p for n, p in rest if is_ngram_table(n)], "weight_decay": table_decay},
-            {"params": [p for _, p in rest if p.ndim < 2], "weight_decay": 0.0},
+            {"params": [p for p in rest if p.ndim >= 2], "weight_decay": matrix_decay},
+            {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
         self.names = {p: n for n, p in named}
         self.adamw = AdamW(groups, learning_rate, betas, eps) if groups else None
-        muon_decay = min(weight_decay, 1 / muon_learning_rate)
         self.muon = Muon(hidden, muon_learning_rate, muon_decay, muon_dtype, processes) if hidden else None
-        decay = learning_rate * table_decay
-        self.rmsprop = RMSprop(tables, ngram_learning_rate, betas[1], decay, eps, processes) if tables else None
-        self.parts: Sequence[ParameterGroups] = [part for part in (self.adamw, self.muon, self.rmsprop) if part]
+        self.parts: Sequence[ParameterGroups] = [part for part in (self.adamw, self.muon) if part]
         self.peaks = [[group["lr"] for group in part.param_groups] for part in self.parts]
 
     def set_factor(self, factor: float) -> None:
@@ -111,7 +92,7 @@ class Optimizer:
         """
         for part in self.parts:
             part.step(bad)
-            # the kernels of AdamW and RMSprop leave PyTorch's count of changes as it was, by which packed weights and
+            # the kernel of AdamW leaves PyTorch's count of changes as it was, by which packed weights and
             # compiled steps know that they are out of date (`generate.pack_weights.weights_state`)
             torch.autograd.graph.increment_version(part.params)
 
@@ -139,22 +120,18 @@ class Optimizer:
 def check_rates(recipe: RunRecipe) -> None:
     """Raise RecipeError for a learning rate at which a decay, given or chosen, would take more than all of a weight."""
     t = recipe.train
-    # the second decay is -1 where there are no tables
-    pairs = [("learning_rate", "weight_decay"), ("learning_rate", "ngram_weight_decay")]
-    pairs += [("muon_learning_rate", "weight_decay")] if t.optimizer == "muon" else []
-    for rate, decay in pairs:
-        if getattr(t, rate) * getattr(t, decay) > 1:
-            most = 1 / getattr(t, decay)
+    for rate in ("learning_rate", "muon_learning_rate") if t.optimizer == "muon" else ("learning_rate",):
+        if getattr(t, rate) * t.weight_decay > 1:
             raise RecipeError(
-                f"train.{rate} = {getattr(t, rate):g}: expected at most 1 / {decay} = {most:g}, so that weights keep "
-                "their signs"
+                f"train.{rate} = {getattr(t, rate):g}: expected at most 1 / weight_decay = {1 / t.weight_decay:g}, so "
+                "that weights keep their signs"
             )
 
 
 def make_optimizer(recipe: RunRecipe, network: nn.Module, processes: Processes = ALONE) -> Optimizer:
     """The recipe's optimiser over the network's parameters, of which each of `processes` may hold a part.
 
-    While a weight decay is open, as in steps that are only timed, it is the least one that is chosen.
+    While the weight decay is open, as in steps that are only timed, it is the least one that is chosen.
     """
     t = recipe.train
     return Optimizer(
@@ -165,9 +142,6 @@ def make_optimizer(recipe: RunRecipe, network: nn.Module, processes: Processes =
         betas=(t.beta_1, t.beta_2),
         eps=t.eps,
         weight_decay=WEIGHT_DECAYS[0] if t.weight_decay < 0 else t.weight_decay,
-        ngram_weight_decay=NGRAM_WEIGHT_DECAY if t.ngram_weight_decay < 0 else t.ngram_weight_decay,
-        ngram_optimizer=t.ngram_optimizer,
-        ngram_learning_rate=t.ngram_learning_rate,
         muon_dtype=MUON_DTYPES.get(t.precision, torch.float32),
         processes=processes,
     )

@@ -4,30 +4,24 @@ import dataclasses
 import difflib
 import json
 import math
+import os
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
+from pellucid.json_files import JSONFileError
+from pellucid.json_shapes import COUNT, OBJECT, POSITIVE, TEXT, Fields, ListOf, OrNull, Row
 from pellucid.option_values import parse_value
-from pellucid.runs.schedule import ScheduleName
-
-#: the least beta_2 of RMSprop, whose sums grow by up to beta_2^-16 (`rmsprop.BLOCK`) before they are scaled
-LEAST_BETA_2 = 0.01
+from pellucid.runs.schedule import Decay, ScheduleName
+from pellucid.text.read.find import STANDARD_INPUT, located
 
 OptimizerName = Literal["adamw", "muon"]
-NGramOptimizerName = Literal["rmsprop", "adamw"]
-#: pairs of steps
-Segments = tuple[tuple[int, int], ...]
 #: the options that say how long a run is; at most one of them is given
 LENGTHS = ("steps", "tokens", "epochs", "minutes")
 #: the options that say how many steps lie between evaluations, checkpoints and samples
 INTERVALS = ("evaluate_every", "checkpoint_every", "sample_every")
-
-
-#: values that version 0.1.0 wrote into recipes under another name, by field
-RENAMED_VALUES = {"attention": {"written_out": "explicit"}}
 
 
 class RecipeError(ValueError):
@@ -74,23 +68,15 @@ class TrainOptions(Options):
     learning_rate: float = 5e-3
     #: the largest learning rate of Muon
     muon_learning_rate: float = 2e-2
-    #: rmsprop for tables of n-grams, which costs nothing for the rows that a step does not meet, or adamw
-    ngram_optimizer: NGramOptimizerName = "rmsprop"
-    #: the largest learning rate of RMSprop
-    ngram_learning_rate: float = 3e-3
     #: decay of AdamW's average of the gradients
     beta_1: float = 0.9
-    #: decay of the average of the squared gradients, of AdamW and RMSprop
+    #: decay of AdamW's average of the squared gradients
     beta_2: float = 0.99
     #: added to AdamW's divisor
     eps: float = 1e-8
     #: decoupled weight decay, of matrices only; -1: chosen for a transformer, from 0.1 for a long text to 0.7 for one
     #: that is short for the number of weights
     weight_decay: float = -1.0
-    #: weight decay of the tables of n-grams, which would soon know the training text by heart, times learning_rate a
-    #: step; -1: chosen by the steps that one reading of the text takes, so that a row is forgotten before its place is
-    #: read again
-    ngram_weight_decay: float = -1.0
     #: the largest norm of the gradient; 0: the gradient is not clipped
     clip: float = 1.0
     #: of a mixture of experts, b: the loss gains b experts sum_e f_e P_e for each target, with f_e the share of the
@@ -99,19 +85,15 @@ class TrainOptions(Options):
     #: auto: an n-gram of the training text is stored in the run, and its share beside the network is fitted on training
     #: text that is set aside from both; next-token alone
     mix: Literal["no", "auto"] = "no"
-    #: how the learning rate falls after the warm-up: as a cosine, linearly, linearly over the last fifth (wsd), or not
-    #: at all
-    schedule: ScheduleName = "cosine"
+    #: how the learning rate falls after the warm-up: over the last third of the run (wsd), so that the run can be made
+    #: longer; over all of it, as a cosine or linearly; or not at all
+    schedule: ScheduleName = "wsd"
     #: steps over which the learning rate rises from 0; -1: 2 % of the steps, at most 100
     warmup: int = -1
     #: the last learning rate as a share of the largest
     floor: float = 0.01
     #: standard deviation of the first weights
     init_std: float = 0.02
-    #: the first values of the tokens' embedding and of the tables of n-grams: drawn as all others are, or counted in
-    #: the training text; auto: counted where the network has such tables, is not started from another model, and
-    #: learns the next token
-    first_weights: Literal["auto", "drawn", "counted"] = "auto"
 
     #: where the first weights, the order of the batches and the dropout are drawn from
     seed: int = 1337
@@ -130,11 +112,12 @@ class TrainOptions(Options):
 
     #: steps between measurements of the held-out loss; 0: chosen by the length of the run
     evaluate_every: int = 0
-    #: held-out tokens that are read each time but the last, which reads all; 0: chosen
+    #: held-out tokens that are read each time but the last; 0: chosen. The last reads all, or as many as 7 % of the
+    #: run's time allows, in a run of steps never fewer than these
     evaluate_tokens: int = 0
     #: steps between checkpoints; 0: at every measurement of the held-out loss
     checkpoint_every: int = 0
-    #: how many checkpoints are kept besides the best
+    #: how many checkpoints are kept besides the best and the one before the learning rate falls
     keep_last: int = 2
     #: steps between samples of generated text; 0: at every measurement of the held-out loss; -1: never
     sample_every: int = 0
@@ -167,25 +150,22 @@ class TrainOptions(Options):
             "checkpoint_every",
         ):
             refuse_unless(getattr(self, name) >= 0, name, "0 or more")
-        for name in ("learning_rate", "muon_learning_rate", "ngram_learning_rate", "eps", "init_std"):
+        for name in ("learning_rate", "muon_learning_rate", "eps", "init_std"):
             refuse_unless(getattr(self, name) > 0, name, "a number above 0")
-        for name in ("weight_decay", "ngram_weight_decay"):
-            decay = getattr(self, name)
-            refuse_unless(decay >= 0 or decay == -1, name, "0 or more, or -1 to have it chosen")
-            # a step multiplies a weight by 1 - rate x decay; decays that runs choose need no check
-            by_muon = name == "weight_decay" and self.optimizer == "muon"
-            rates = ("learning_rate", "muon_learning_rate") if by_muon else ("learning_rate",)
-            largest = max(rates, key=lambda rate: getattr(self, rate))
-            rate = getattr(self, largest)
-            expected = f"at most 1 / {largest} = {1 / rate:g}, so that weights keep their signs"
-            refuse_unless(decay <= 1 or rate * decay <= 1, name, expected)
+        decay, by_muon = self.weight_decay, self.optimizer == "muon"
+        refuse_unless(decay >= 0 or decay == -1, "weight_decay", "0 or more, or -1 to have it chosen")
+        # a step multiplies a weight by 1 - rate x decay; decays that runs choose need no check
+        rates = ("learning_rate", "muon_learning_rate") if by_muon else ("learning_rate",)
+        largest = max(rates, key=lambda rate: getattr(self, rate))
+        rate = getattr(self, largest)
+        expected = f"at most 1 / {largest} = {1 / rate:g}, so that weights keep their signs"
+        refuse_unless(decay <= 1 or rate * decay <= 1, "weight_decay", expected)
         refuse_unless(0 < self.mask_share < 1, "mask_share", "a share between 0 and 1, such as 0.15")
         for name in ("beta_1", "beta_2"):
             refuse_unless(0 <= getattr(self, name) < 1, name, "a number from 0 up to, not including, 1")
-        is_held = self.ngram_optimizer != "rmsprop" or self.beta_2 >= LEAST_BETA_2
-        refuse_unless(is_held, "beta_2", f"{LEAST_BETA_2} or more for ngram_optimizer = rmsprop (adamw takes any)")
         refuse_unless(0 <= self.floor <= 1, "floor", "a number from 0 to 1")
         refuse_unless(self.keep_last >= 1, "keep_last", "1 or more")
+        refuse_unless(-(2**63) <= self.seed < 2**63, "seed", "a number of 64 bits, from -2^63 to 2^63 - 1")
         for name in ("warmup", "sample_every"):
             refuse_unless(getattr(self, name) >= -1, name, "-1 or more")
 
@@ -194,17 +174,38 @@ class TrainOptions(Options):
 class RunRecipe(ABC):
     """What every recipe has.
 
-    `segments` are the ranges of steps over which the schedule runs from warm-up to its end: one for a
-    run, one more for each time its length was changed. A step is in the last one that has begun. `replans` are
-    pairs (step, end): at that step of a run of minutes the end of its segment was moved (`schedule.position`).
+    `decay` are the steps over which the learning rate falls; in a run of minutes it is None until they are known.
+    `planned` is the number of steps that such a run is expected to have, and 0 where their number was asked for.
     `chosen_intervals` are those of INTERVALS that were left open: a run that is made longer chooses them again.
+    `started_in` is the folder where the run was started or last given inputs, in which relative ones are looked up; ""
+    where it is not known, as in runs of earlier versions, whose inputs are looked up in the current folder.
     """
 
     inputs: tuple[str, ...]
     train: TrainOptions = TrainOptions()
-    segments: Segments = ()
-    replans: Segments = ()
+    decay: Decay | None = None
+    planned: int = 0
     chosen_intervals: tuple[str, ...] = ()
+    started_in: str = ""
+
+    @property
+    def input_folder(self) -> str:
+        """The folder in which relative inputs are looked up; "" where none is relative or it is the current one."""
+        is_relative = any(path != STANDARD_INPUT and not os.path.isabs(path) for path in self.input_files)
+        return self.started_in if is_relative and self.started_in != os.getcwd() else ""
+
+    def located(self, paths: Iterable[str]) -> tuple[str, ...]:
+        """Inputs of this recipe as they are found from the current folder."""
+        return tuple(located(path, self.input_folder) for path in paths)
+
+    @property
+    def input_files(self) -> tuple[str, ...]:
+        """The files, folders and patterns that the run reads."""
+        return self.inputs
+
+    def with_inputs(self, inputs: tuple[str, ...]) -> Self:
+        """A copy with these inputs, of which relative ones are looked up in the current folder; `self` without any."""
+        return replace(self, inputs=inputs, started_in=os.getcwd()) if inputs else self
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -212,13 +213,23 @@ class RunRecipe(ABC):
 
     @property
     def n_steps(self) -> int:
-        """The step after the last one."""
-        return planned_end(self.segments, self.replans) or self.train.steps
+        """How many steps the run has; as many as are expected in a run of minutes whose decay has not begun."""
+        return self.decay[1] if self.decay else self.planned or self.train.steps
+
+    @property
+    def before_decay(self) -> int | None:
+        """The step from which a longer run goes on, None where that is not known or there is none."""
+        goes_on = self.decay and self.train.schedule not in ("cosine", "linear")
+        return self.decay[0] if self.decay and goes_on else None
+
+    def is_last(self, step: int) -> bool:
+        """Whether this is the last step."""
+        return self.decay is not None and step == self.decay[1]
 
     @property
     @abstractmethod
     def row(self) -> float:
-        """Targets of one sequence, on average where sequences differ; an image has one, its class."""
+        """Targets of one sequence, on average where sequences differ."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -229,10 +240,43 @@ class RunRecipe(ABC):
 RecipeT = TypeVar("RecipeT", bound=RunRecipe)
 
 
-def planned_end(segments: Segments, replans: Segments) -> int:
-    """The step after the last one, 0 where nothing is planned."""
-    start, end = segments[-1] if segments else (0, 0)
-    return next((to for step, to in reversed(replans) if step >= start), end)
+#: the entries of recipe.json that are no options, and the parts that hold the options, of runs of all kinds
+RECORDED = Fields(
+    {
+        "inputs": ListOf(TEXT),
+        "decay": OrNull(Row((COUNT, COUNT))),
+        "planned": COUNT,
+        "chosen_intervals": ListOf(TEXT),
+        **dict.fromkeys(("train", "text", "model", "adapt", "parallel"), OBJECT),
+        "base": OrNull(Fields(dict.fromkeys(("path", "checkpoint", "revision"), TEXT), needed=("path",))),
+        "started_in": TEXT,
+        "new_ids": ListOf(COUNT),
+        "tokens_per_row": POSITIVE,
+    },
+    needed=("inputs",),
+)
+
+
+def recorded_length(kind: type[RunRecipe], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What recipe.json (`values`) records of the length of a run whose recipe is of this kind.
+
+    Raises RecipeError for an entry that such a recipe does not have or is of another type, and for steps that no
+    schedule has.
+    """
+    try:
+        RECORDED.check(values, "the recipe")
+    except JSONFileError as error:
+        raise RecipeError(str(error)) from None
+    if unknown := sorted(values.keys() - {f.name for f in fields(kind)}):
+        raise RecipeError(f"there is no entry {unknown[0]!r} in a recipe; take it out")
+    decay = values.get("decay")
+    if decay is not None and not 0 <= decay[0] <= decay[1] > 0:
+        raise RecipeError(f"decay = {decay}: expected the first step of the decay and the end of the run")
+    recorded: dict[str, Any] = {"decay": decay and tuple(decay), "planned": values.get("planned", 0)}
+    recorded["chosen_intervals"] = tuple(values.get("chosen_intervals", ()))
+    if unknown := sorted({*recorded["chosen_intervals"]} - {*INTERVALS}):
+        raise RecipeError(f"chosen_intervals has {unknown[0]!r}: expected some of {', '.join(INTERVALS)}")
+    return recorded
 
 
 def with_train(recipe: RecipeT, **changes: Any) -> RecipeT:
@@ -246,8 +290,6 @@ def parse_options(kind: type[OptionsT], values: Mapping[str, Any], part: str) ->
     Raises RecipeError for a field that does not exist, with the nearest one, and for values that are never valid.
     """
     hints = typing.get_type_hints(kind)
-    if kind is TrainOptions:
-        values = {name: renamed_value(name, value) for name, value in values.items()}
     for name in values:
         if name not in hints:
             near = difflib.get_close_matches(name, hints, 1)
@@ -255,11 +297,6 @@ def parse_options(kind: type[OptionsT], values: Mapping[str, Any], part: str) ->
     options = kind(**{name: parse_value(f"{part}.{name}", value, hints[name]) for name, value in values.items()})
     options.check()
     return options
-
-
-def renamed_value(name: str, value: Any) -> Any:
-    """The value of a training option, under its present name if it had another."""
-    return RENAMED_VALUES.get(name, {}).get(value, value) if isinstance(value, str) else value
 
 
 def refuser(options: Any, part: str) -> Callable[[bool, str, str], None]:

@@ -40,8 +40,8 @@ class Curve:
             self.total, self.count = 0.0, 0
         self.warned |= "warning" in row
 
-    def warning(self, unit: str = "token", remedies: str = "more text or a smaller model") -> str:
-        """A sentence, once in a run, where the run overfits; nothing otherwise. Losses are in nats per `unit`."""
+    def warning(self, remedies: str = "more text or a smaller model") -> str:
+        """A sentence, once in a run, where the run overfits; nothing otherwise."""
         if self.warned or len(self.points) <= AFTER:
             return ""
         best = min(range(len(self.points)), key=lambda i: self.points[i][1])
@@ -52,6 +52,6 @@ class Curve:
             return ""
         return (
             f"the model overfits: since step {step} the held-out loss has risen from {lowest:.4f} to {now:.4f} nats "
-            f"per {unit} while the training loss fell from {before:.4f} to {training:.4f}. The best checkpoint, of "
-            f"step {step}, is kept and used; give {remedies}, or train for a shorter time"
+            f"per token while the training loss fell from {before:.4f} to {training:.4f}. The best checkpoint "
+            f"is kept and used; give {remedies}, or train for a shorter time"
         )

@@ -1,9 +1,9 @@
 """A run of minutes ends in time: how many steps fit, asked before the first one and again as they are taken.
 
-A step takes another time than the one that was measured, and what else runs on a machine comes and goes. At recorded
-steps the end of the schedule is therefore moved (`Recipe.replans`), so that the learning rate reaches its floor when
-the time is over. Time is that of the whole run: what came before the first step, saving, evaluating, sampling and the
-report are taken off.
+A step takes another time than the one that was measured, and what else runs on a machine comes and goes. The learning
+rate therefore stays at its peak until the steps that fit into the time that is left are those of the decay; only then
+the end of the run is known, and recorded (`RunRecipe.decay`). Time is that of the whole run: what came before the first
+step, saving, evaluating, sampling and the report are taken off.
 """
 
 import math
@@ -13,21 +13,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pellucid.runs.options import RunRecipe
+from pellucid.runs.schedule import Decay, decay_of
 
-#: share of the time, or of the steps, that are left until the end is looked at again, and of the whole time at least
-AGAIN, LEAST = 0.12, 0.004
+#: the share of the time after which it is asked again whether the decay begins
+ASKED_EVERY = 0.002
 #: share of the whole time over which the speed of steps is averaged
 MEMORY = 0.1
-#: by what share of the steps that are left, and of the whole time, the end must move to be moved
-WORTH, WORTH_OF_ALL = 0.02, 0.002
 #: seconds of the report at the end, of a sample and of a save where none was made yet, and bytes a second of a save
 REPORT, SAMPLE, SAVE, DISK = 0.3, 0.4, 0.05, 3e8
 #: how many times longer a step takes for each of its tokens than an evaluation does
 STEP_TO_FORWARD = 3.0
 #: the share of the time by which a run is stopped where even the moved end does not come
 HARD_STOP = 0.1
-#: the share of the time that is kept for the last evaluation at most; what it does not come to is not read
-EVALUATING = 0.2
+#: the share of the time that measuring, sampling and saving on the way take at most where a run chooses when, and the
+#: share of the last evaluation; what that does not come to is not read
+ON_THE_WAY, EVALUATING = 0.03, 0.07
+#: held-out units that the last evaluation reads at least, whatever time is left
+LEAST_EVALUATED = 4096
+
+
+def last_evaluation_units(recipe: RunRecipe) -> int:
+    """How many held-out units the last evaluation of a run of steps reads at most, so that it takes its share."""
+    return max(recipe.train.evaluate_tokens, affordable_units(recipe))
+
+
+def affordable_units(recipe: RunRecipe) -> int:
+    """How many held-out units are read in the share of the time that the last evaluation takes, at least a few."""
+    return max(int(EVALUATING * STEP_TO_FORWARD * recipe.n_steps * recipe.tokens_per_step), LEAST_EVALUATED)
 
 
 @dataclass
@@ -56,9 +68,9 @@ class Pace:
     finish_cost: tuple[int, float] = (0, 0.0)
     #: seconds of the last save and sample, and of a held-out token of the median batch; 0 where there was none
     took: dict[str, float] = field(default_factory=lambda: {"save": 0.0, "sample": 0.0, "token": 0.0})
-    #: when the end was looked at, at which step, and how many were left then
+    #: when `end_of` was asked, by time.monotonic(), and its answer
     asked: float = 0.0
-    asked_at: tuple[int, int] = (0, 0)
+    expected: int = 0
     _seconds: float = 0.0
     _steps: float = 0.0
 
@@ -116,15 +128,17 @@ class Pace:
             return None
         made = cls.from_now(state["seconds_left"])
         made.total = state.get("seconds_in_all", max(60 * recipe.train.minutes, made.total))
+        made.most = state.get("most_steps") or math.inf
         made.start(state["seconds_per_step"])
         return made
 
-    def state(self) -> dict[str, float]:
+    def state(self) -> dict[str, float | None]:
         """What a run that is resumed needs to know."""
         return {
             "seconds_left": round(self.left, 3),
             "seconds_per_step": self.per_step,
             "seconds_in_all": self.total,
+            "most_steps": self.most if math.isfinite(self.most) else None,
         }
 
     def stepped(self, seconds: float, counts: bool = True) -> None:
@@ -141,14 +155,6 @@ class Pace:
         self._seconds += seconds
         self.per_step = self._seconds / self._steps
 
-    def is_due(self, recipe: RunRecipe, step: int) -> bool:
-        """Whether enough time has gone by since the end was looked at, or enough steps, which may be far quicker."""
-        waited = time.monotonic() - self.asked
-        if waited < LEAST * self.total:
-            return step + 1 >= recipe.n_steps
-        before, left = self.asked_at
-        return waited >= AGAIN * (self.ends_at - self.asked) or step - before >= AGAIN * left
-
     def end_of(self, recipe: RunRecipe, step: int) -> int:
         """The step after the last one, if the run is to end in time with `step` steps taken."""
         self.asked = time.monotonic()
@@ -156,16 +162,19 @@ class Pace:
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.seconds_of(recipe, step, middle) <= self.left else (low, middle - 1)
-        return int(max(step + 1, min(step + low, self.most)))
+        self.expected = int(max(step + 1, min(step + low, self.most)))
+        return self.expected
 
-    def moved_end(self, recipe: RunRecipe, step: int) -> int | None:
-        """Another end than the recipe's, where that is worth moving."""
+    def decay_from(self, recipe: RunRecipe, step: int) -> Decay | None:
+        """The steps of the decay, if it begins now: after `step` steps, in a run of minutes."""
+        is_last = step >= self.most
+        if time.monotonic() - self.asked < ASKED_EVERY * self.total and not is_last:
+            return None
         end = self.end_of(recipe, step)
-        change = abs(end - recipe.n_steps)
-        is_worth_it = change > WORTH * (recipe.n_steps - step) and change * self.per_step > WORTH_OF_ALL * self.total
-        moved = end if is_worth_it else None
-        self.asked_at = (step, (moved or recipe.n_steps) - step)
-        return moved
+        first, _ = decay_of(recipe.train.schedule, end, recipe.train.warmup)
+        if first == end:  # a constant rate, or a run that ends within its warm-up
+            return (end, end) if end == step + 1 else None
+        return (step, end) if first <= step else None
 
     def seconds_of(self, recipe: RunRecipe, step: int, n: int) -> float:
         """Of `n` more steps, of what is due between them, and of the end."""
@@ -179,6 +188,10 @@ class Pace:
         seconds += min(self.reserve, self.left / 2)
         evaluation = min(self.evaluation(self.n_held_out, recipe), EVALUATING * self.total)
         return seconds + self.save + evaluation + self.sample(recipe) + self.finish(recipe) + REPORT
+
+    def round(self, recipe: RunRecipe) -> float:
+        """Seconds of a save, an evaluation on the way and a sample."""
+        return self.save + self.evaluation(recipe.train.evaluate_tokens, recipe) + self.sample(recipe)
 
     @property
     def save(self) -> float:

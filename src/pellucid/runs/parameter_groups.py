@@ -1,7 +1,7 @@
 """Parameters in groups that share rates, and what an optimiser remembers of each: what `torch.optim.Optimizer` is here.
 
 PyTorch's own class imports PyTorch's compiler when the first optimiser is made, whether or not anything is compiled:
-1.2 of the seconds before the first step of a run (docs/log.md).
+1.2 of the seconds before the first step of a run (docs/experiments/step-speed.md).
 """
 
 from collections import defaultdict
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class ParameterGroups:
-    """The base of AdamW, Muon and RMSprop.
+    """The base of AdamW and Muon.
 
     param_groups  of each group its parameters, under "params", and its rates
     state         what is remembered of a parameter, by the quantity's name

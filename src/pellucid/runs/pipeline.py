@@ -1,14 +1,21 @@
 """The pipeline of every kind of run: read, prepare, write the run's folder, train to the end; or resume."""
 
-import math
+import glob
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
+from pellucid.destination import DestinationError
 from pellucid.runs.checkpoint import (
     Checkpoint,
+    CheckpointError,
+    begin_longer,
+    best_loss,
+    best_step,
     diverged_steps,
+    folder_of,
     load_checkpoint,
     set_aside,
     steps_of,
@@ -24,35 +31,38 @@ from pellucid.runs.device import (
 )
 from pellucid.runs.interrupt import Interrupted, Interruption
 from pellucid.runs.kept_memory import kept_memory
-from pellucid.runs.length import choose_intervals_again, lengthen, warmup_warnings, with_intervals
+from pellucid.runs.length import (
+    choose_intervals_again,
+    length_asked,
+    plan_in_time,
+    step_to_go_on_from,
+    warmup_warnings,
+    with_intervals,
+    with_steps,
+)
 from pellucid.runs.measure import measure_step
-from pellucid.runs.metrics import MetricsFile, units_per_second
+from pellucid.runs.metrics import MetricsFile, read_metrics, tokens_per_second
 from pellucid.runs.optimizer import check_rates, make_optimizer
-from pellucid.runs.options import INTERVALS, RecipeError, RecipeT, RunRecipe, TrainOptions, parse_options
+from pellucid.runs.options import RecipeError, RecipeT, RunRecipe, TrainOptions, parse_options, with_train
 from pellucid.runs.pace import Pace
+from pellucid.runs.recipe_changes import OF_MACHINE, OF_RECORD, check_unchanged
 from pellucid.runs.reporter import PlainReporter, QuietReporter
 from pellucid.runs.run_dir import choose_folder, only_one, read_json, write_run_dir
 from pellucid.runs.tracking import Tracked, check_tracker
 from pellucid.runs.trainable import CountedKind, Startable, Trainable
 from pellucid.runs.trainer import Trainer
+from pellucid.text.read.find import STANDARD_INPUT
 
 NO_FOLDER = "--resume continues a run that exists: name its folder with --out, such as --out runs/NAME"
-#: the options of training that say how this machine computes, which a resumed run may change
-OF_MACHINE = ("device", "compile")
-#: the options that say when a run is measured and what it keeps, which change no weight of a run of steps: a resumed
-#: run may change them. `evaluate_tokens` is not one of them, as the best checkpoint is the one with the lowest loss
-#: over the same tokens
-OF_RECORD = (*INTERVALS, "keep_last")
-#: the options of training that a resumed run of every kind may change
-RESUMABLE = (*OF_MACHINE, *OF_RECORD)
+WHERE_STARTED = "where the run was started or last given inputs"
 
 
 @dataclass(frozen=True)
 class Run(Generic[RecipeT]):
     """A run's folder and how it ended.
 
-    held_out_loss  nats per token (per image for image classifiers), None where it was not measured
-    bits_per_byte  of the held-out text, None where there is no text
+    held_out_loss  nats per token, None where it was not measured
+    bits_per_byte  of the held-out text, None where it was not measured
     accuracy       the share of held-out targets that were the likeliest
     mixed_bits_per_byte  with the n-gram that the run stores (train.mix = auto), None without one
     mixture_weight       the share of the network in that mixture
@@ -82,6 +92,7 @@ def start_run(
     Raises ValueError, before the folder is made, where the input or an option is wrong.
     """
     check_tracker(startable.recipe)
+    startable.recipe = replace(startable.recipe, started_in=os.getcwd())
     prepare_deterministic(startable.recipe.train.deterministic == "yes")
     run_dir = choose_folder(out, startable.recipe.inputs)
     pace = Pace.of_minutes(startable.recipe.train.minutes, began)
@@ -96,7 +107,15 @@ def start_run(
             return Run(run_dir, startable.recipe, 0, exit_code=interruption.exit_code)
         remedy = "set a smaller warmup, or -1 to have it chosen"
         reporter.start([*lines, *warmup_warnings(startable.recipe, remedy), f"run: {run_dir}"])
-        write_run_dir(run_dir, startable.recipe.to_dict(), startable.files(), startable.fill)
+        while True:
+            try:
+                write_run_dir(run_dir, startable.recipe.to_dict(), startable.files(), startable.fill_folder)
+                break
+            except DestinationError:
+                if out is not None or not run_dir.exists():
+                    raise
+            run_dir = choose_folder(None, startable.recipe.inputs)
+            reporter.note(f"run: {run_dir}, because another run has taken that name")
         with only_one(run_dir):
             if isinstance(startable, CountedKind):
                 return write_counted(run_dir, startable, reporter)
@@ -147,6 +166,47 @@ def check_compiling(train: TrainOptions) -> None:
         )
 
 
+def check_checkpoints(run_dir: Path, checkpoint_every: int) -> None:
+    """Raise RecipeError where a run has saved checkpoints and none can be found."""
+    folder, wrong = run_dir / "checkpoints", ""
+    try:
+        os.listdir(folder)
+    except OSError as error:
+        link = f"; it is a link to {os.readlink(folder)}" if folder.is_symlink() else ""
+        wrong = f"{folder} cannot be read ({error.strerror}{link})"
+    if not wrong and not steps_of(run_dir) and not diverged_steps(run_dir):
+        # an evaluation of a step whose checkpoint is due follows its save, and a save waits for the one before it
+        for row in read_metrics(run_dir / "metrics.jsonl"):
+            is_due = row.get("whole") or row["step"] % max(checkpoint_every, 1) == 0
+            if ("held_out_loss" in row and is_due) or row["step"] > 2 * checkpoint_every:
+                wrong = f"{folder} has none, and metrics.jsonl says that some were saved"
+                break
+    if wrong:
+        raise RecipeError(
+            f"{run_dir} has lost its checkpoints: {wrong}. Put them back, for example by mounting their disk, and "
+            "resume; without them only a new run can be started"
+        )
+
+
+def check_inputs(recipe: RunRecipe, run_dir: Path) -> None:
+    """Raise RecipeError where an input of a run that is resumed is not there, with the path that was looked up."""
+    for path in recipe.input_files:
+        (location,) = recipe.located([path])
+        has_matches = glob.has_magic(location) and any(glob.iglob(location, recursive=True))
+        if path == STANDARD_INPUT or os.path.exists(location) or has_matches:
+            continue
+        why = ""
+        if not os.path.isabs(path) and recipe.started_in:
+            why = f"; relative inputs are looked up in {recipe.started_in}, {WHERE_STARTED}"
+        elif not os.path.isabs(path):
+            why = "; an earlier version did not record where the run was started: resume it there"
+        held_out = " --held-out FILES" if recipe.input_files != recipe.inputs else ""
+        raise RecipeError(
+            f"{os.path.abspath(location)}: there is no such file or folder{why}. Put it back, or name all inputs where "
+            f"they are now: pellucid train INPUTS{held_out} --resume --out {run_dir}"
+        )
+
+
 @kept_memory()
 def resume_run(
     trainable: Trainable[RecipeT],
@@ -166,22 +226,28 @@ def resume_run(
     written = written or trainable.recipe
     prepare_deterministic(written.train.deterministic == "yes")
     check_compiling(trainable.recipe.train)
+    check_checkpoints(run_dir, written.train.checkpoint_every)
     with Interruption(reporter) as interruption, only_one(run_dir):
         pace = Pace.of_minutes(length.get("minutes") or 0.0)
         step = max(steps_of(run_dir), default=0)
         try:
+            check_inputs(trainable.recipe, run_dir)
+            if folder := trainable.recipe.input_folder:
+                reporter.start([f"relative inputs are looked up in {folder}, {WHERE_STARTED}"])
             trainable.read(reporter, interruption, run_dir)
-            if difference := trainable.difference(read_json(run_dir / "data.json")):
+            if difference := trainable.difference(read_json(run_dir / "data.json", trainable.data_shape)):
+                back = f" in {folder}, {WHERE_STARTED}" if folder else ""
                 anew = f" with --from {run_dir}" if trainable.can_start_from else ""
                 raise RecipeError(
-                    f"{run_dir} was trained on other {trainable.input_name} ({difference}): put it back, or start a "
-                    f"new run{anew}"
+                    f"{run_dir} was trained on other text ({difference}): put it back{back}, or start a new run{anew}"
                 )
             trainable.check_memory()
             has_parts = trainable.processes.divides_weights
             checkpoint, passed = load_checkpoint(run_dir, at_once=not has_parts) if steps_of(run_dir) else (None, [])
             step = checkpoint.step if checkpoint else 0
-            if pace and step < written.n_steps and pace.total == seconds_in_all(written, checkpoint):
+            if checkpoint and (recipe := checkpoint.state.get("recipe")):  # the given weights, of step 0, have none
+                check_unchanged(recipe, written.to_dict(), step, str(run_dir))
+            if pace and not written.is_last(step) and pace.total == seconds_in_all(written, checkpoint):
                 length, pace = {}, None  # the minutes of a run that was stopped are those it has, not further ones
             reporter.start(warnings_on_start(run_dir, step, passed, trainable.can_start_from))
 
@@ -195,43 +261,57 @@ def resume_run(
                     return measure_step(trainable, phase)
 
             n_held_out = trainable.make_data().n_held_out
+            about = {"finish": trainable.finish_cost, "can_sample": trainable.can_sample}
+            recipe = length_asked(trainable.recipe, step, length, trainable.n_train) if not pace else trainable.recipe
+            is_longer, last_step = bool(pace) or recipe is not trainable.recipe, step
+            if is_longer and (step := step_to_go_on_from(written, last_step)) < last_step:
+                checkpoint = checkpoint_before_decay(run_dir, step, not has_parts)
+            opened = set(recipe.chosen_intervals) - set(written.chosen_intervals)
             if pace:
-                pace.know(
-                    n_held_out,
-                    trainable.n_trained,
-                    finish=trainable.finish_cost,
-                    can_sample=trainable.can_sample,
-                )
-            opened = set(trainable.recipe.chosen_intervals) - set(written.chosen_intervals)
-            is_timed = opened or any(length.values())
-            seconds_per_step = recorded_seconds_per_step(run_dir, trainable) if is_timed else None
-            trainable.recipe = lengthen(
-                trainable.recipe, step, length, measure, trainable.n_train, pace, seconds_per_step
-            )
-            if opened and trainable.recipe.segments == written.segments:  # of another length they are chosen already
-                may_move = trainable.recipe.train.minutes > 0
-                trainable.recipe = choose_intervals_again(trainable.recipe, seconds_per_step, may_move)
+                pace.know(n_held_out, trainable.n_trained, **about)
+                pace.start(measure())
+                # intervals are chosen by the time of all steps: the run's own minutes are those of its former length
+                minutes = (pace.total + step * pace.per_step) / 60
+                asked = with_train(recipe, minutes=minutes, **dict.fromkeys(recipe.chosen_intervals, 0))
+                recipe, _ = plan_in_time(asked, asked, pace, step)
+                recipe = with_train(recipe, minutes=written.train.minutes)
+            elif is_longer or opened:
+                speed = recorded_seconds_per_step(run_dir, trainable)
+                recipe = choose_intervals_again(recipe, speed, may_move=not is_longer and recipe.train.minutes > 0)
+            if checkpoint and not pace and (pace := resumed_pace(recipe, checkpoint)):
+                pace.know(n_held_out, trainable.n_trained, pace.most, **about)
+            if has_lost_clock := not pace and not recipe.decay:  # no time is left, or it is that of another length
+                recipe = with_steps(recipe, max(recipe.planned, step + 1), step, by_clock=False)
+            trainable.recipe = recipe
         except Interrupted:
             reporter.note(f"interrupted before the first step: {run_dir} is as it was")
             return Run(run_dir, trainable.recipe, step, exit_code=interruption.exit_code)
-        recipe = trainable.recipe
+        set_aside(run_dir, last_step)
+        if step < last_step:
+            begin_longer(run_dir, step)
         if recipe != written:
+            if not checkpoint and not diverged_steps(run_dir):
+                # nothing was saved yet: with other intervals `check_checkpoints` would take these rows for saved steps
+                (run_dir / "metrics.jsonl").unlink(missing_ok=True)
             write_json(run_dir / "recipe.json", recipe.to_dict())
         if measured:  # which spoils the weights
             trainable.build()
-        set_aside(run_dir, step)
         position = f"{run_dir} is at step {step} of {recipe.n_steps}"
         finished = f"{position}: finished; --steps, --minutes, ... make it longer"
         changes = lines_on_record(written, recipe)
-        if recipe.segments != written.segments:
+        if has_lost_clock:
+            changes.append(
+                "none of the run's minutes is left, or its checkpoint was saved before they were changed: it ends "
+                f"after {recipe.n_steps:,} steps, however long they take"
+            )
+        if is_longer:
             changes += warmup_warnings(recipe, "make it longer by more steps than that")
-        reporter.start([finished if step == recipe.n_steps else position, *changes])
-        # the clock of a checkpoint is that of the segment that it belongs to: a run made longer has another
-        is_of_segment = len(recipe.segments) == 1 or step > recipe.segments[-1][0]
-        keeps_clock = is_of_segment and not any(length.values())
-        if checkpoint and keeps_clock and (pace := Pace.resumed(recipe, checkpoint.state)):
-            most = math.inf if recipe.train.minutes else recipe.segments[-1][1]
-            pace.know(n_held_out, trainable.n_trained, most, trainable.finish_cost, trainable.can_sample)
+        if step < last_step:
+            changes.append(
+                f"going on from step {step}, before the learning rate fell; the best checkpoint of the shorter run is "
+                "loaded until another one is better"
+            )
+        reporter.start([finished if recipe.is_last(step) else position, *changes])
         trainable.processes.announce(run_dir, checkpoint and checkpoint.step)
         return train_to_end(run_dir, trainable, reporter, interruption, pace, checkpoint)
 
@@ -248,18 +328,36 @@ def follow_run(trainable: Trainable[RecipeT], run_dir: Path, step: int | None) -
     with Interruption() as interruption:
         # a signal during this is obeyed before the first step, together with the other processes
         trainable.read(reporter, Interruption(), run_dir)
-        if difference := trainable.difference(read_json(run_dir / "data.json")):
-            raise RecipeError(f"{run_dir} is trained on other {trainable.input_name} than is read here ({difference})")
+        if difference := trainable.difference(read_json(run_dir / "data.json", trainable.data_shape)):
+            raise RecipeError(f"{run_dir} is trained on other text than is read here ({difference})")
         trainable.build()
         at_once = not trainable.processes.divides_weights
-        checkpoint = None if step is None else load_checkpoint(run_dir, step, at_once)[0]
+        folder = folder_of(run_dir, step or 0)
+        checkpoint = None if step is None else load_checkpoint(run_dir, step, at_once, folder)[0]
         return train_to_end(run_dir, trainable, reporter, interruption, None, checkpoint)
 
 
 def recorded_seconds_per_step(run_dir: Path, trainable: Trainable) -> float | None:
     """Seconds of a step by the metrics of a run that is resumed; None where they have no speeds."""
-    speed = units_per_second(run_dir / "metrics.jsonl", trainable.unit)
+    speed = tokens_per_second(run_dir / "metrics.jsonl")
     return trainable.recipe.tokens_per_step / speed if speed else None
+
+
+def checkpoint_before_decay(run_dir: Path, step: int, at_once: bool) -> Checkpoint:
+    """The checkpoint of the step from which a run is made longer. Raises RecipeError where it is gone or damaged."""
+    try:
+        return load_checkpoint(run_dir, step, at_once, folder_of(run_dir, step))[0]
+    except CheckpointError as error:
+        raise RecipeError(
+            f"{run_dir} cannot be made longer, as it goes on from the step before its learning rate fell: {error}. Put "
+            f"that checkpoint back, or start a new run with --from {run_dir}"
+        ) from None
+
+
+def resumed_pace(recipe: RunRecipe, checkpoint: Checkpoint) -> Pace | None:
+    """The clock of a run of minutes that goes on from this checkpoint; None where it is that of another length."""
+    is_same = recipe.planned == checkpoint.state.get("recipe", {}).get("planned")
+    return Pace.resumed(recipe, checkpoint.state) if is_same else None
 
 
 def lines_on_record(written: RunRecipe, recipe: RunRecipe) -> list[str]:
@@ -273,8 +371,6 @@ def seconds_in_all(recipe: RunRecipe, checkpoint: Checkpoint | None) -> float:
     """The seconds of the schedule in which a run of minutes was stopped; 0 where none are left to go on with."""
     if checkpoint is None or checkpoint.state.get("seconds_left", 0.0) <= 0:
         return 0.0
-    if len(recipe.segments) > 1 and checkpoint.step <= recipe.segments[-1][0]:
-        return 0.0  # the clock is that of the schedule before
     return checkpoint.state.get("seconds_in_all", 60 * recipe.train.minutes)
 
 
@@ -304,8 +400,6 @@ def train_to_end(
     checkpoint: Checkpoint | None = None,
 ) -> Run[RecipeT]:
     """Train from a checkpoint, or from the first weights where there is none, until the run is done or stopped."""
-    if checkpoint is None:
-        trainable.set_first_weights()
     trainable.begin()
     recipe, peak = trainable.recipe, peak_speed(run_dir, trainable.device)
     step, is_first = checkpoint.step if checkpoint else 0, trainable.processes.is_first
@@ -321,7 +415,8 @@ def train_to_end(
     )
     if checkpoint:
         trainer.restore(checkpoint)
-    reporter.begin(recipe, trainer.step, trainable.unit, trainer.peak)
+    reporter.start([f"warning: {damage}" for damage in trainer.metrics.damages])
+    reporter.begin(recipe, trainer.step, trainer.peak)
     try:
         if is_first:
             trainer.metrics.copy_to = Tracked(run_dir, recipe, step)
@@ -335,9 +430,24 @@ def train_to_end(
         reporter.close()
         trainer.metrics.close()
     is_done = trainer.complete and (finished is not None or not trainable.finish_field)
+    if is_done and is_first:
+        reporter.start(lines_on_best(run_dir, trainer))
     if finished:  # the row may be an evaluation of its own
         last = finished if "held_out_loss" in finished else {**last, **finished}
     return ended_run(run_dir, trainable, trainer.step, last, 0 if is_done else interruption.exit_code)
+
+
+def lines_on_best(run_dir: Path, trainer: Trainer) -> list[str]:
+    """A line that says which checkpoint is taken by default, where it is not the last one."""
+    best, row = best_step(run_dir), trainer.last_evaluation or {}
+    if best in (None, trainer.step):
+        return []
+    part = row.get("held_out_part")
+    worse = "" if part is None else f", and {part:.4f} after the last step, {trainer.step}, over the same part"
+    return [
+        f"the best checkpoint is that of step {best}: held-out loss {best_loss(run_dir):.4f} nats/token{worse}. It is "
+        "what load, generate, look and convert take; --checkpoint last takes the last one"
+    ]
 
 
 def finish_row(trainer: Trainer) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """What a person sees of a run: plain lines, or nothing. `live_reporter` has the panel of a terminal."""
 
+import contextlib
 import os
 import sys
 import time
@@ -8,6 +9,20 @@ from typing import Any, TextIO
 from pellucid.runs.interrupt import Phase
 from pellucid.runs.options import RunRecipe
 from pellucid.text.sanitize import sanitize
+
+
+def discard(file: TextIO) -> None:
+    """Let what is written to this file from now on, and what is still in its buffer, go nowhere."""
+    with contextlib.suppress(OSError, ValueError):  # it is no file of the system
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+
+
+def say_on_stderr(text: str) -> None:
+    """Print a line there, or nothing where that cannot be written."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        discard(sys.stderr)
 
 
 class PlainReporter:
@@ -20,8 +35,6 @@ class PlainReporter:
         #: when the last line about a phase was written, and whether steps are being taken
         self.told = -1e9
         self.is_training = False
-        #: what one target is
-        self.unit = "token"
 
     def line(self, text: str) -> None:
         text = sanitize(text)
@@ -29,17 +42,19 @@ class PlainReporter:
             print(text, file=self.file, flush=True)
         except UnicodeEncodeError:
             print(text.encode("ascii", "backslashreplace").decode(), file=self.file, flush=True)
-        except BrokenPipeError:
-            # whoever read this has gone (`| head`); the run goes on, and says nothing to nobody
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+        except OSError as error:
+            # whoever read this has gone (`| head`), or the disk of the log is full: the run goes on and says no more
+            discard(self.file)
+            if not isinstance(error, BrokenPipeError):
+                say_on_stderr(f"pellucid: the output cannot be written ({error.strerror}): training goes on without")
 
     def start(self, lines: list[str]) -> None:
         for text in lines:
             self.line(text)
 
-    def begin(self, recipe: RunRecipe, step: int, unit: str = "token", peak: float | None = None) -> None:
-        """Training begins at this step; losses are in nats per `unit`, and `peak` is in units a second."""
-        self.speed, self.unit, self.peak = ProgressRate(recipe, step), unit, peak
+    def begin(self, recipe: RunRecipe, step: int, peak: float | None = None) -> None:
+        """Training begins at this step; `peak` is in tokens a second."""
+        self.speed, self.peak = ProgressRate(recipe, step), peak
         self.is_training = True
 
     def doing(self, phase: Phase) -> None:
@@ -60,7 +75,7 @@ class PlainReporter:
         is_due = left is not None and left > self.every and now - self.last >= self.every
         if is_due or row["step"] == n_steps:
             self.last = now
-            loss = "skipped" if row["loss"] is None else f"{row['loss']:.4f} nats/{self.unit}"
+            loss = "skipped" if row["loss"] is None else f"{row['loss']:.4f} nats/token"
             self.line(
                 f"step {row['step']}/{n_steps}  loss {loss}  lr {row['learning_rate']:.2e}  "
                 f"{self.speed_now(row)}  ETA {clock(left)}"
@@ -70,14 +85,12 @@ class PlainReporter:
         """Targets per second, and which share of the peak and of waiting that is, where these are known."""
         speed = self.speed.tokens_per_second()
         peak = f", {speed / self.peak:.0%} of peak" if self.peak else ""
-        return f"{speed:,.0f} {self.unit}s/s{peak}{waiting_of(row)}"
+        return f"{speed:,.0f} tokens/s{peak}{waiting_of(row)}"
 
     def evaluation(self, row: dict[str, Any]) -> None:
-        """The row of an evaluation: its loss, and bits per byte of text or the accuracy on images."""
-        bits = row.get("bits_per_byte")
-        second = f"{row['accuracy']:.2%} right" if bits is None else f"{bits:.4f} bits/byte"
-        loss = f"held-out loss {row['held_out_loss']:.4f} nats/{self.unit}"
-        self.line(f"step {row['step']}  {loss}, {second}" + ("" if row["whole"] else " (on a part)"))
+        """The row of an evaluation."""
+        loss = f"held-out loss {row['held_out_loss']:.4f} nats/token, {row['bits_per_byte']:.4f} bits/byte"
+        self.line(f"step {row['step']}  {loss}" + ("" if row["whole"] else " (on a part)"))
 
     def sample(self, step: int, text: str) -> None:
         self.line(f"--- sample at step {step}\n{text}\n---")

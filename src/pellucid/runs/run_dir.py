@@ -1,7 +1,6 @@
 """A run's folder: its name, its files, and who may write in it."""
 
 import glob
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -10,16 +9,47 @@ from pathlib import Path
 from typing import Any
 
 from pellucid.compiled_source import library_folder
-from pellucid.destination import DestinationError, check_destination, written_aside
-from pellucid.runs.checkpoint import (
-    write_json,
-)
+from pellucid.destination import DestinationError, check_destination, flush_files, written_aside
+from pellucid.json_files import LONGEST_LIST, JSONFileError, open_for_locking, read_json_file
+from pellucid.json_shapes import COUNT, FLAG, NUMBER, OBJECT, TEXT, Fields, ListOf, ObjectOf, OrNull, Row, Shape
+from pellucid.runs.checkpoint import write_json
 from pellucid.runs.options import RecipeError
 from pellucid.text.locking import lock
-from pellucid.text.regular import read_regular
 
 #: facts about the machine on which the run began
 MACHINE = "machine.json"
+#: data.json of a run on text: what was read, and how it was divided
+DATA = Fields(
+    {
+        "sources": ListOf(
+            Fields(
+                {
+                    **dict.fromkeys(("path", "sha256"), TEXT),
+                    **dict.fromkeys(("n_bytes", "n_documents", "replaced", "halves"), COUNT),
+                    "held_out": FLAG,
+                },
+                needed=("path", "n_bytes", "n_documents", "sha256"),
+            )
+        ),
+        "tokenizer": Fields({"kind": TEXT, "hash": TEXT, "n_vocab": COUNT}, needed=("kind", "hash", "n_vocab")),
+        "split": Fields({"held_out": NUMBER, "rule": TEXT}),
+        "parts": ObjectOf(
+            Fields(
+                {
+                    f"{what}{unit}": COUNT
+                    for what in ("", "answer_", "source_", "target_")
+                    for unit in ("tokens", "bytes", "characters", "documents", "pairs", "conversations")
+                }
+            )
+        ),
+        "held_out": OrNull(Fields({"note": TEXT, "documents": ListOf(Row((TEXT, COUNT, COUNT)))})),
+        "skipped": ListOf(Row((TEXT, TEXT))),
+        "set_aside": ListOf(Row((COUNT, COUNT))),
+        **dict.fromkeys(("documents", "duplicates"), COUNT),
+        **dict.fromkeys(("hash", "licence"), TEXT),
+    },
+    needed=("sources", "tokenizer", "split"),
+)
 
 
 def cache_folder() -> Path:
@@ -83,10 +113,7 @@ def write_run_dir(
     """
     with written_aside(run_dir) as aside:
         fill(aside)
-        for path in aside.iterdir():
-            if path.is_file():
-                with open(path, "r+b") as file:
-                    os.fsync(file.fileno())
+        flush_files(aside)
         for name, content in files.items():
             write_json(aside / name, content)
         write_json(aside / "recipe.json", recipe)
@@ -96,19 +123,26 @@ def write_run_dir(
 def only_one(run_dir: Path) -> Iterator[None]:
     """Let one process at a time train in a folder; the system takes the lock back however the process ends.
 
-    Raises RecipeError where another process has the lock.
+    Raises RecipeError where another process has the lock, and OSError where it is no regular file.
     """
-    with open(run_dir / "lock", "ab") as file:
+    with open_for_locking(run_dir / "lock") as file:
         if not lock(file):
             raise RecipeError(f"{run_dir} is being trained by another process: wait for it, or stop it first")
         yield
 
 
-def read_json(path: Path) -> Any:
-    """A JSON file of a run; raises RecipeError where it is missing or damaged."""
+def read_json(path: Path, shape: Shape = OBJECT) -> dict[str, Any]:
+    """The object in a JSON file of a run; raises RecipeError where it is missing, damaged or of another shape."""
     try:
-        return json.loads(read_regular(path))
+        values = read_json_file(path, LONGEST_LIST)
+        shape.check(values, str(path))
+        return values
     except OSError as error:
         raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise RecipeError(f"{path} is damaged, it is not JSON any more: {error}") from None
+    except JSONFileError as error:
+        raise RecipeError(str(error)) from None
+
+
+def read_data(run: Path) -> dict[str, Any]:
+    """What data.json says of the text of a run; raises RecipeError as `read_json`."""
+    return read_json(run / "data.json", DATA)

@@ -1,52 +1,42 @@
 """How the learning rate moves over a run: a factor from 0 to 1 for every step."""
 
 import math
-from collections.abc import Iterable
 from typing import Literal
 
-ScheduleName = Literal["cosine", "linear", "wsd", "constant"]
+ScheduleName = Literal["wsd", "cosine", "linear", "constant"]
+#: (first, end): the learning rate falls from step `first` on and has reached its floor at step end - 1, the last one
+Decay = tuple[int, int]
+#: the share of a run's steps over which wsd lets the learning rate fall
+DECAY_SHARE = 0.35
 
 
-def position(step: int, start: int, end: int, moved: Iterable[tuple[int, int]] = ()) -> float:
-    """Where a step stands on the schedule that was first planned from step `start` to `end`.
+def decay_of(shape: ScheduleName, n_steps: int, warmup: int) -> Decay:
+    """The steps over which the learning rate falls in a run of so many steps.
 
-    moved  pairs (step, end), in order: at that step the end was moved to there. What was left of the schedule is
-           stretched, or pressed together, over the steps that are left: the rate makes no jump, and the last step
-           stands at the schedule's last.
+    wsd       the last DECAY_SHARE of them, but for the first, so that a checkpoint stands before the decay
+    cosine, linear  all that follow the warm-up
+    constant  none
     """
-    at, since, until, last = float(start), start, end, end - 1
-    for at_step, to in moved:
-        if at_step > step:
-            break
-        at, since, until = _along(at_step, at, since, until, last), at_step, to
-    return _along(step, at, since, until, last)
+    first = {"wsd": max(n_steps - max(round(DECAY_SHARE * n_steps), 1), 1), "constant": n_steps}.get(shape, warmup)
+    return min(max(first, warmup), n_steps), n_steps
 
 
-def _along(step: int, at: float, since: int, until: int, last: int) -> float:
-    """On the line from `at`, at step `since`, to `last`, at the step before `until`."""
-    n = until - 1 - since
-    return at + (last - at) * (step - since) / n if n > 0 else float(last)
+def rate_factor(step: int, decay: Decay | None, *, shape: ScheduleName, warmup: int, floor: float) -> float:
+    """The multiple of the peak learning rate; `decay` is None as long as it is not known when it begins.
 
+    warm-up   (step + 1) / warmup for the first `warmup` steps, then 1 up to the decay
 
-def rate_factor(
-    step: float, n_steps: int, *, shape: ScheduleName, warmup: int, floor: float, decay: float = 0.2
-) -> float:
-    """The multiple of the peak learning rate for step 0 ... n_steps - 1.
-
-    warm-up   (step + 1) / warmup for the first `warmup` steps
-    cosine    floor + (1 - floor) (1 + cos(pi t)) / 2,  t from 0 to 1 over what follows   (Loshchilov and Hutter 2016)
+    With t from 0 to 1 over the steps of the decay:
+    wsd       1 - (1 - floor) sqrt(t)   (Hägele et al. 2024, eq. 1)
+    cosine    floor + (1 - floor) (1 + cos(pi t)) / 2   (Loshchilov and Hutter 2016)
     linear    1 - (1 - floor) t   (Defazio et al. 2023)
-    wsd       1, then down to `floor` linearly over the last `decay` share of the run   (Hu et al. 2024)
-    constant  1
     """
     if step < warmup:
         return (step + 1) / warmup
-    if shape == "constant":
+    if decay is None or step < decay[0] or shape == "constant":
         return 1.0
-    t = min((step - warmup) / max(n_steps - 1 - warmup, 1), 1.0)
+    first, end = decay
+    t = min((step - first) / (end - 1 - first), 1.0) if end - 1 > first else 1.0
     if shape == "cosine":
         return floor + (1 - floor) * (1 + math.cos(math.pi * t)) / 2
-    if shape == "linear":
-        return 1 - (1 - floor) * t
-    start = n_steps - max(round(decay * n_steps), 1)
-    return 1.0 if step < start else floor + (1 - floor) * max(n_steps - 1 - step, 0) / max(n_steps - 1 - start, 1)
+    return 1 - (1 - floor) * (math.sqrt(t) if shape == "wsd" else t)

@@ -1,7 +1,7 @@
-"""What the pipeline of runs asks of one kind of model: its text or images, its network, its batches and its loss."""
+"""What the pipeline of runs asks of one kind of model: its text, its network, its batches and its loss."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol
@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol
 import torch
 from torch import Tensor, nn
 
+from pellucid.json_shapes import OBJECT, Shape
 from pellucid.model.weights import load_trained, trained_state
 from pellucid.runs.device import compiled
 from pellucid.runs.interrupt import Interruption, Phase
@@ -44,12 +45,12 @@ class TrainingData(Protocol):
 
     @property
     def n_held_out(self) -> int:
-        """Held-out tokens or images."""
+        """Held-out tokens."""
         ...
 
     @property
-    def held_out_tokens_per_byte(self) -> float | None:
-        """Held-out tokens per byte of their text; None where there is no text."""
+    def held_out_tokens_per_byte(self) -> float:
+        """Held-out tokens per byte of their text."""
         ...
 
 
@@ -88,6 +89,10 @@ class Startable(ABC, Generic[RecipeT]):
     def fill(self, folder: Path) -> None:
         """Write what the run's folder holds besides JSON files."""
 
+    def fill_folder(self, folder: Path) -> None:
+        """Fill the folder of a new run."""
+        self.fill(folder)
+
 
 class CountedKind(Startable[RecipeT]):
     """A kind that is counted while it is prepared and takes no training steps."""
@@ -107,16 +112,19 @@ class Trainable(Startable[RecipeT]):
     data: TrainingData
     #: the loss in the precision of the recipe, compiled where the recipe says so
     loss: BatchLoss
-    #: what one target is: losses are in nats per unit
-    unit = "token"
-    #: what the run reads, in an error
-    input_name = "text"
     #: what helps a model that overfits
     remedies = "more text or a smaller model"
     #: whether a new run can start from the weights of this one (--from)
     can_start_from = False
+    #: what the data.json of its runs holds
+    data_shape: Shape = OBJECT
     #: the phase of `finish`
     finish_name = "finishing"
+
+    def fill_folder(self, folder: Path) -> None:
+        # from the start, so that where it is missing the checkpoints are lost and not yet to come
+        (folder / "checkpoints").mkdir()
+        super().fill_folder(folder)
 
     @abstractmethod
     def difference(self, data: Mapping[str, Any]) -> str:
@@ -130,15 +138,9 @@ class Trainable(Startable[RecipeT]):
     def build(self) -> None:
         """Make the network with its first weights, on the device of the recipe."""
 
-    def set_first_weights(self) -> None:
-        """Set those first weights that `build` does not know, as they follow from the text; before `begin`."""
-
-    def networks_to_time(self) -> Sequence[tuple[int, Callable[[], object]]]:
-        """What is timed to know the time of a step: how many times each network counts, and what makes it.
-
-        It is the network that `build` has made, once, unless that is divided among processes.
-        """
-        return [(1, lambda: None)]
+    def estimated_step_seconds(self) -> float | None:
+        """About how long a step takes, where no process can take one alone and time it; None elsewhere."""
+        return None
 
     def build_whole(self) -> None:
         """Make the network as `build` does, all of it in this process: to write a sample."""

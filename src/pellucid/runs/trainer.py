@@ -4,6 +4,7 @@ import math
 import statistics
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol
@@ -26,23 +27,21 @@ from pellucid.runs.checkpoint import (
 )
 from pellucid.runs.denormals import flushed_denormals
 from pellucid.runs.figures import StepFigures
-from pellucid.runs.gradients import clip
 from pellucid.runs.interrupt import Interrupted, Interruption, Phase
 from pellucid.runs.kept_memory import kept_memory
 from pellucid.runs.metrics import MetricsFile
 from pellucid.runs.optimizer import Optimizer
-from pellucid.runs.options import RecipeT
+from pellucid.runs.options import RecipeError, RecipeT
 from pellucid.runs.overfitting import Curve
-from pellucid.runs.pace import Pace
+from pellucid.runs.pace import LEAST_EVALUATED, Pace, last_evaluation_units
 from pellucid.runs.processes import Clocks, Processes
 from pellucid.runs.saver import Saver
-from pellucid.runs.schedule import position, rate_factor
-from pellucid.runs.trainable import Trainable
+from pellucid.runs.schedule import rate_factor
+from pellucid.runs.step import training_step
+from pellucid.runs.trainable import Trainable, TrainingBatch
 
 #: steps whose figures may still be on the device: reading them at once would make it wait
 LAG = 4
-#: held-out units that the last evaluation reads at least, whatever time is left
-LEAST_EVALUATED = 4096
 #: what a process answers whose checkpoint could not be written
 FAILED = 2
 #: bad steps in a row after which a run stops
@@ -67,6 +66,12 @@ def step_seed(seed: int, step: int) -> int:
     return (seed * 1_000_003 + step) % 2**63
 
 
+def first_line(error: RuntimeError) -> str:
+    """The first line of an error; of one that PyTorch's compiler has wrapped, that of the error inside."""
+    inner = getattr(error, "inner_exception", error)
+    return next(iter(str(inner).splitlines()), type(inner).__name__)
+
+
 @dataclass
 class Trainer(Generic[RecipeT]):
     """A run under way: `trainable` has begun, and `optimizer` is over its network."""
@@ -85,6 +90,8 @@ class Trainer(Generic[RecipeT]):
     #: targets a second at the speed of large matrix products, in all processes together; None where it is not known
     peak: float | None = None
     bad_in_a_row: int = 0
+    #: the step of the last checkpoint that was saved or restored
+    saved: int | None = None
     #: the step whose checkpoint is good as soon as training has gone on from it
     candidate: int | None = None
     #: rows of the last steps, with figures that may still be on the device
@@ -114,14 +121,9 @@ class Trainer(Generic[RecipeT]):
     # One step ------------------------------------------------------------------------------
 
     def factor(self, step: int) -> float:
-        """The learning rate's factor, within the segment that the step is in."""
-        t, r = self.recipe.train, self.recipe
-        start, end = next(s for s in reversed(r.segments) if s[0] <= step)
-        until = next((s[0] for s in r.segments if s[0] > start), math.inf)
-        moved = [replan for replan in r.replans if start <= replan[0] < until]
-        warmup = min(100, (end - start) // 50) if t.warmup < 0 else t.warmup
-        elapsed = position(step, start, end, moved) - start
-        return rate_factor(elapsed, end - start, shape=t.schedule, warmup=warmup, floor=t.floor)
+        """The learning rate's factor."""
+        t = self.recipe.train
+        return rate_factor(step, self.recipe.decay, shape=t.schedule, warmup=t.warmup, floor=t.floor)
 
     def take_step(self) -> None:
         """One update from the batch of this step; a step that is not finite changes no weight.
@@ -134,40 +136,33 @@ class Trainer(Generic[RecipeT]):
         torch.manual_seed(step_seed(t.seed, self.step))
         rate = self.factor(self.step)
         self.optimizer.set_factor(rate)
-        self.optimizer.zero_grad()
-        trainable, tokens_per_step = self.trainable, self.recipe.tokens_per_step
-        total = torch.zeros((), device=device)
-        for micro in range(t.accumulate):
-            if micro and self.processes.largest(self.interruption.is_overdue):
-                return
-            self.phase.set(micro, t.accumulate)
-            batch = trainable.data.at(self.step, micro, t.accumulate)
-            with self.processes.accumulating(is_last=micro == t.accumulate - 1):
-                share = trainable.loss(batch) / (batch.total or tokens_per_step)
-                share.backward()
-            total += share.detach()
-        figures = trainable.step_figures()
-        if "added" in figures:
-            total -= figures.pop("added") / (batch.total or tokens_per_step)
-        total = self.processes.summed(total)
-        norm = clip(self.network.parameters(), t.clip, self.processes)
-        bad = ~(torch.isfinite(total) & torch.isfinite(norm))
-        self.optimizer.step(bad)
+        figures = training_step(self.trainable, self.optimizer, self.batches(), t.accumulate)
+        if figures is None:
+            return
         self.step += 1
         row = {
             "step": self.step,
             "learning_rate": rate * t.learning_rate,
-            f"{trainable.unit}s": self.step * tokens_per_step,
+            "tokens": self.step * self.recipe.tokens_per_step,
             "seconds": round(self.seconds(), 4),
         }
         if device.type == "cpu" and self.processes.n > 1:
             row["waiting"] = clocks.waiting()
-        left.leave({"loss": total, "grad_norm": norm, "bad": bad} | figures)
+        left.leave(figures)
         self.pending.append((row, left))
+
+    def batches(self) -> Iterator[TrainingBatch]:
+        """What the passes of this step read; they end early where a signal has been waiting."""
+        n = self.recipe.train.accumulate
+        for micro in range(n):
+            if micro and self.processes.largest(self.interruption.is_overdue):
+                return
+            self.phase.set(micro, n)
+            yield self.trainable.data.at(self.step, micro, n)
 
     def speed(self, targets_per_second: float) -> dict[str, float]:
         """The speed of a step, and its share of the peak, for the row of the step."""
-        speed = {f"{self.trainable.unit}s_per_second": round(targets_per_second, 1)}
+        speed = {"tokens_per_second": round(targets_per_second, 1)}
         return speed | ({"share_of_peak": round(targets_per_second / self.peak, 4)} if self.peak else {})
 
     def read_figures(self, keep: int) -> None:
@@ -186,7 +181,7 @@ class Trainer(Generic[RecipeT]):
                 self.accept(self.candidate)
             self.metrics.write(row)
             self.curve.see(row)
-            self.reporter.step(row, self.recipe.n_steps)
+            self.reporter.step(row, self.expected_steps)
             if self.bad_in_a_row >= PATIENCE:
                 self.refuse(row["step"])
                 raise self.diverged(
@@ -199,7 +194,7 @@ class Trainer(Generic[RecipeT]):
         if self.processes.is_first:
             mark_good(self.run_dir, step)
             if not self.saver.is_open:  # what is being written looks like a leftover
-                prune(self.run_dir, self.recipe.train.keep_last)
+                prune(self.run_dir, self.recipe.train.keep_last, self.recipe.before_decay)
 
     def refuse(self, step: int) -> None:
         """Set aside the checkpoints that hold the weights of this step, which have diverged; those of step 0 stay."""
@@ -226,6 +221,13 @@ class Trainer(Generic[RecipeT]):
         """Seconds this run has trained, over all its sittings."""
         return self.seconds_before + time.monotonic() - self.started
 
+    @property
+    def expected_steps(self) -> int:
+        """How many steps the run has, by the speed of its steps as long as its end is not known."""
+        if self.recipe.decay or not self.pace:
+            return self.recipe.n_steps
+        return max(self.pace.expected, self.step)
+
     def stops(self) -> bool:
         """Whether a signal has come, to this process or another; all of them ask at the same places."""
         agreed = self.processes.largest(self.interruption.signal)
@@ -251,10 +253,10 @@ class Trainer(Generic[RecipeT]):
         self.network.train()
         if self.step:
             # a signal may have come between the save and this
-            self.evaluate_and_sample(whole=self.step == self.recipe.n_steps)
-            if self.step == self.recipe.n_steps:
+            self.evaluate_and_sample(whole=self.recipe.is_last(self.step))
+            if self.recipe.is_last(self.step):
                 self.conclude()
-        while self.step < self.recipe.n_steps and not self.stops():
+        while not self.recipe.is_last(self.step) and not self.stops():
             before = self.step
             self.advance(compiles=t.compile == "yes" and before == first)
             if self.step == before:
@@ -265,19 +267,23 @@ class Trainer(Generic[RecipeT]):
             if ends == FAILED:
                 self.finish_saving()
             late = ends > 0
-            stop = late or self.step == self.recipe.n_steps
-            if stop or any(map(self.is_due, (t.checkpoint_every, t.evaluate_every, t.sample_every))):
+            stop = late or self.recipe.is_last(self.step)
+            if stop or self.is_due(t.checkpoint_every):
                 self.save()  # before anything that can fail or be interrupted
+            if stop or self.is_due(t.evaluate_every) or self.is_due(t.sample_every):
+                self.read_last_figures()
                 self.evaluate_and_sample(whole=stop)
             if stop:
                 self.conclude()
-            if late and self.step < self.recipe.n_steps:
+            if late and not self.recipe.is_last(self.step):
                 self.reporter.note(
-                    f"the time is up: stopped after step {self.step} of {self.recipe.n_steps}; --resume continues"
+                    f"the time is up: stopped after step {self.step} of {self.expected_steps}; --resume continues"
                 )
                 return
             if not stop:
                 self.keep_pace()
+                if self.saved != self.step and self.recipe.before_decay == self.step:
+                    self.save()
         if self.stops():
             self.save()
 
@@ -286,25 +292,29 @@ class Trainer(Generic[RecipeT]):
         began = time.monotonic()
         name = "compiling the first step" if compiles else f"step {self.step + 1}"
         with self.interruption.phase(name, "micro-batches") as self.phase:
-            self.take_step()
+            try:
+                self.take_step()
+            except RuntimeError as error:  # of the compiler, or of a graph that needs more memory than there is
+                if not compiles:
+                    raise
+                raise RecipeError(f"the compiled step failed ({first_line(error)}): set compile=no") from error
             self.read_figures(LAG)
         kept_memory.bound(self.processes.n)
         if self.pace:
             self.pace.stepped(time.monotonic() - began, counts=not compiles)
 
     def keep_pace(self) -> None:
-        """Move the end of a run of minutes where steps are slower or faster than planned, and write it to recipe.json.
+        """Let the learning rate of a run of minutes fall if the time says so: write that to recipe.json, and save.
 
-        A resumed run first follows the moves that were written before it was interrupted, so that the same steps have
-        the same rates.
+        A resumed run finds there when its decay begins, so that the same steps have the same rates.
         """
-        is_moved = any(step >= self.step for step, _ in self.recipe.replans)
-        end = None
-        if self.pace and self.pace.is_due(self.recipe, self.step) and not is_moved:
-            end = self.pace.moved_end(self.recipe, self.step)
+        if self.recipe.decay:
+            return
+        decay = self.pace.decay_from(self.recipe, self.step) if self.pace else None
         # the first process alone has a clock
-        if end := self.processes.largest(end or 0):
-            self.trainable.recipe = replace(self.recipe, replans=(*self.recipe.replans, (self.step, end)))
+        if end := self.processes.largest(decay[1] if decay else 0):
+            first = self.processes.largest(decay[0] if decay else 0)
+            self.trainable.recipe = replace(self.recipe, decay=(first, end))
             if self.processes.is_first:
                 write_json(self.run_dir / "recipe.json", self.recipe.to_dict())
 
@@ -325,7 +335,8 @@ class Trainer(Generic[RecipeT]):
     def complete(self) -> bool:
         """Whether the last step was taken and all of the held-out text read after it."""
         row = self.last_evaluation or {}
-        return self.step == self.recipe.n_steps == row.get("step") and (row["whole"] or row.get("cut", 0) > 0)
+        is_measured = row.get("step") == self.step and (row["whole"] or row.get("cut", 0) > 0)
+        return self.recipe.is_last(self.step) and is_measured
 
     def is_due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
@@ -333,18 +344,24 @@ class Trainer(Generic[RecipeT]):
     def save(self) -> None:
         """A checkpoint of this step, which a thread writes; older ones beyond `keep_last` go, the best stays."""
         self.finish_saving()
-        began = time.monotonic()
-        self.read_figures(0)
-        if self.pace:
-            self.pace.waited(time.monotonic() - began)
+        self.read_last_figures()
         self.metrics.sync()
         state = {"step": self.step, "bad_in_a_row": self.bad_in_a_row, "seconds": round(self.seconds(), 3)}
+        state["recipe"] = self.recipe.to_dict()
         if self.pace:
             state |= self.pace.state()
         with self.interruption.phase(f"saving step {self.step}"):
             checkpoint = Checkpoint(self.step, self.trainable.state(), self.optimizer.state(), state)
             files = files_of(checkpoint, self.processes)
         self.saver.start(lambda: write_checkpoint(self.run_dir, files, self.processes))
+        self.saved = self.step
+
+    def read_last_figures(self) -> None:
+        """Write the rows of all steps that were taken."""
+        began = time.monotonic()
+        self.read_figures(0)
+        if self.pace:
+            self.pace.waited(time.monotonic() - began)
 
     def finish_saving(self) -> None:
         """Wait until the checkpoint that is being written is on disk, where there is one; all processes do."""
@@ -353,7 +370,8 @@ class Trainer(Generic[RecipeT]):
         with self.interruption.phase("saving"):
             self.saver.finish()
             if self.processes.is_first:
-                prune(self.run_dir, self.recipe.train.keep_last)
+                prune(self.run_dir, self.recipe.train.keep_last, self.recipe.before_decay)
+                self.metrics.remove_superseded(self.saved or 0)
         if self.pace:
             self.pace.took["save"] = self.saver.seconds
 
@@ -381,8 +399,10 @@ class Trainer(Generic[RecipeT]):
                     self.pace.took["sample"] = time.monotonic() - began
 
     def evaluate(self, whole: bool) -> None:
-        """Measure the held-out loss; the best checkpoint is the one whose loss over the same part is lowest."""
-        with self.interruption.phase("evaluating", f"{self.trainable.unit}s") as self.phase:
+        """Measure the held-out loss; of the steps whose checkpoints are due, the best one has the lowest loss over the
+        same part.
+        """
+        with self.interruption.phase("evaluating", "tokens") as self.phase:
             measured = self.held_out_loss(whole)
         if measured is None:
             return
@@ -391,31 +411,39 @@ class Trainer(Generic[RecipeT]):
         cut = n_read if whole else 0
         if not math.isfinite(loss + (part or 0.0)):
             loss = part = math.nan
-        if self.processes.is_first and part is not None and part < best_loss(self.run_dir):
+        is_saved = whole or self.is_due(self.recipe.train.checkpoint_every)
+        if self.processes.is_first and is_saved and part is not None and part < best_loss(self.run_dir):
             mark_best(self.run_dir, self.step, part)  # before the row, by which a run that is resumed knows of it
         per_byte = self.trainable.data.held_out_tokens_per_byte
-        bits = {} if per_byte is None else {"bits_per_byte": loss / math.log(2) * per_byte}
-        row = {"step": self.step, "held_out_loss": loss, **bits, "accuracy": accuracy, "whole": whole and not cut}
+        row = {"step": self.step, "held_out_loss": loss, "bits_per_byte": loss / math.log(2) * per_byte}
+        row |= {"accuracy": accuracy, "whole": whole and not cut}
         if cut or not whole:
             row["cut" if cut else "read"] = n_read
         row = self.metrics.write(row | {"held_out_part": part, "seconds": round(self.seconds(), 3)})
         self.last_evaluation = row
         if row["held_out_loss"] is None:
             self.refuse(self.step)
-            self.reporter.note(f"the held-out loss after step {self.step} is not finite: its checkpoint was set aside")
+            gone = ": its checkpoint was set aside" if self.saved == self.step else ""
+            self.reporter.note(f"the held-out loss after step {self.step} is not finite{gone}")
             return
-        self.candidate = self.step
+        self.candidate = self.saved
         self.reporter.evaluation(row)
         if cut:
-            everything = f"{self.trainable.data.n_held_out:,} held-out {self.trainable.unit}s"
+            n = self.trainable.data.n_held_out
+            everything = f"{n:,} held-out tokens"
             kept = best_step(self.run_dir)
             compared = part is not None or kept is None
-            self.reporter.note(
-                f"the time was over after {cut:,} of {everything}, and the loss is over these; a longer run reads all"
-                + ("" if compared else f". They are too few to compare: the checkpoint of step {kept} stays the best")
+            said = (
+                f"the time for the last evaluation was over after {cut:,} of {everything}, and the loss is over these; "
+                f"a longer run reads all, and so does one of steps with evaluate_tokens={n}"
+                if self.pace
+                else f"the last evaluation read {cut:,} of {everything}, its share of the run, and the loss is over "
+                f"these; evaluate_tokens={n} reads all"
             )
+            few = f". They are too few to compare: the checkpoint of step {kept} stays the best"
+            self.reporter.note(said + few * (not compared))
         self.curve.see(row)
-        if warning := self.curve.warning(self.trainable.unit, self.trainable.remedies):
+        if warning := self.curve.warning(self.trainable.remedies):
             self.metrics.write(said := {"step": self.step, "warning": warning})
             self.curve.see(said)
             self.reporter.note(f"warning: {warning}")
@@ -426,10 +454,11 @@ class Trainer(Generic[RecipeT]):
 
     @torch.no_grad()
     def held_out_loss(self, whole: bool) -> tuple[float, float | None, float, int] | None:
-        """The mean held-out loss in nats per unit, over everything or, unless `whole`, over the first
+        """The mean held-out loss in nats per token, over everything or, unless `whole`, over the first
         `evaluate_tokens`; the mean over those first ones, None where the time was over before; the accuracy, the share
-        of likeliest targets; and how many units were read, 0 where these were all. With `whole` they are not all where
-        the time of a run of minutes was over.
+        of likeliest targets; and how many tokens were read, 0 where these were all. With `whole` they are not all where
+        the time of a run of minutes was over, or where a run without a clock has too few of them
+        (`last_evaluation_units`).
 
         None where a signal came.
         """
@@ -454,14 +483,18 @@ class Trainer(Generic[RecipeT]):
                     part = nats / n_scored
                 n_held_out = self.trainable.data.n_held_out
                 may_end = whole and n_held_out > n_read >= LEAST_EVALUATED
-                if may_end and self.processes.largest(self.pace is not None and self.pace.must_end(self.recipe)):
+                # the first process alone knows whether the run has a clock
+                has_clock = self.pace is not None or not self.processes.is_first
+                is_enough = not has_clock and n_read >= last_evaluation_units(self.recipe)
+                is_over = self.pace is not None and self.pace.must_end(self.recipe)
+                if may_end and self.processes.largest(is_enough or is_over):
                     ended_at = n_read
                     break
         finally:
             self.network.train()
         if self.pace and n_read:
             # batches beside the thread that writes a checkpoint, whose time `Pace` counts by itself, take about five
-            # times as long (docs/log.md)
+            # times as long (docs/experiments/quality.md)
             self.pace.took["token"] = statistics.median(per_token[False] or [min(per_token[True])])
         loss = nats / n_scored
         return loss, loss if part is None and not ended_at else part, n_right / n_scored, ended_at
@@ -475,7 +508,7 @@ class Trainer(Generic[RecipeT]):
         self.trainable.load_state(weights, f"the checkpoint of step {checkpoint.step}")
         if checkpoint.step:
             self.optimizer.load_state(averages)
-        self.step = checkpoint.step
+        self.step = self.saved = checkpoint.step
         self.bad_in_a_row = checkpoint.state["bad_in_a_row"]
         self.seconds_before = checkpoint.state["seconds"]
         evaluations = [row for row in self.metrics.kept if "held_out_loss" in row]

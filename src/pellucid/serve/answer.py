@@ -11,9 +11,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from pellucid.generate.readers import TapFactory
-from pellucid.serve.generation import Generation, TokenEvent, TokenScore
+from pellucid.serve.generation import Generation, TokenEvent, TokenScore, TooLargeError
 from pellucid.serve.protocol import SamplingBody
 from pellucid.serve.served import ServedModel
+
+#: known tokens are told in blocks of so many: figures by the token would confirm guesses of other clients' prompts
+TOLD_TOKENS = 64
 
 
 @dataclass
@@ -80,7 +83,10 @@ class Answer:
             for sample in range(n)
         ]
         self.index = {id(generation): index for index, generation in enumerate(self.generations)}
-        model.engine.submit(self.generations)
+        try:
+            model.engine.submit(self.generations)
+        except TooLargeError as error:
+            raise error.renamed(body.limit_names) from None
 
     def hear(self, generation: Generation, event: TokenEvent | Exception) -> None:
         """Called in the engine's thread."""
@@ -126,7 +132,8 @@ class Answer:
         """
         each_prompt = self.generations[:: self.n]
         read = self.n_source_tokens + sum(len(g.prompt_ids) for g in each_prompt)
-        return read, sum(g.cached_tokens for g in each_prompt), sum(len(g.state.generated) for g in self.generations)
+        cached = sum(g.cached_tokens // TOLD_TOKENS * TOLD_TOKENS for g in each_prompt)
+        return read, cached, sum(len(g.state.generated) for g in self.generations)
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object."""

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from pellucid.serve.body_errors import wrong_value
@@ -25,6 +26,7 @@ from pellucid.serve.protocol import ErrorBody, error_body
 from pellucid.serve.responses import ResponsesBody, answer_response
 from pellucid.serve.served import ServedModel
 from pellucid.serve.streams import error_answer
+from pellucid.serve.threads import in_thread
 from pellucid.serve.tokenizing import DetokenizeBody, TokenizeBody, about_tokenizer, detokenized, tokenized
 from pellucid.version import __version__
 
@@ -38,12 +40,14 @@ def make_app(
     *,
     key: str | None = None,
     hosts: Collection[str] = LOOPBACK,
+    origins: Collection[str] = (),
 ) -> FastAPI:
     """The application that serves these models; the first one answers where a request names none.
 
     models  may be empty at first: until there are some, requests are answered with 503
     key     what clients must send as `Authorization: Bearer KEY`; None accepts any
     hosts   names that requests may be addressed to
+    origins of other pages that may ask and read answers, as in the header Origin
     """
 
     @asynccontextmanager
@@ -97,11 +101,11 @@ def make_app(
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
-        return await asyncio.to_thread(tokenized, find(body.model), body)
+        return await in_thread(tokenized, find(body.model), body)
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> dict[str, str]:
-        return detokenized(find(body.model), body)
+        return await in_thread(detokenized, find(body.model), body)
 
     @app.get("/tokenizer_info")
     async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
@@ -120,8 +124,8 @@ def make_app(
         return await answer_response(find(body.model), body, request)
 
     @app.post("/v1/embeddings")
-    async def embed_texts(body: EmbeddingBody, request: Request) -> dict[str, Any]:
-        return await answer_embeddings(find(body.model), body, request)
+    async def embed_texts(body: EmbeddingBody, request: Request) -> Response:
+        return await in_thread(JSONResponse, await answer_embeddings(find(body.model), body, request))
 
     @app.post("/v1/fill")
     async def fill_blanks(body: FillBody, request: Request) -> dict[str, Any]:
@@ -130,8 +134,17 @@ def make_app(
     add_page(app)
     install_errors(app)
     bounds: dict[str, Any] = {"open_paths": ("/health", *PAGE_PATHS), "max_bodies": {"/v1/embeddings": MAX_BODY}}
-    app.add_middleware(Limits, hosts=hosts, key=key, **bounds)  # type: ignore[arg-type]
+    app.add_middleware(Limits, hosts=hosts, key=key, origins=origins, **bounds)  # type: ignore[arg-type]
     app.add_middleware(RequestCounter.Middleware, counter=counter)
+    if origins:
+        # outside of Limits: a browser asks first without the key, and refusals are to be read too
+        app.add_middleware(
+            CORSMiddleware,  # type: ignore[arg-type]
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Pellucid-Ignored", "Pellucid-Messages-Left-Out", "Retry-After"],
+        )
     return app
 
 
@@ -146,7 +159,10 @@ def install_errors(app: FastAPI) -> None:
             return JSONResponse(error_body(said, "invalid_request_error", first["type"]), 400)
         wrong, where = wrong_value(error)
         said, sent = str(wrong["msg"]).removeprefix("Value error, "), wrong.get("input")
-        if where:
+        if wrong["type"] == "wrong_field":  # the sentence names the field
+            within, _, _ = (where or "").rpartition(".")
+            said = f"{within}: {said}" if within else said
+        elif where:
             said = f"{where}: {said}" if isinstance(sent, dict) else f"{where}: {said}, got {sent!r:.80}"
         return JSONResponse(error_body(said, "invalid_request_error", wrong["type"], where), 400)
 

@@ -6,9 +6,10 @@ leaves, the last one takes its place, so that a step always reads the first rows
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from pellucid.generate.compiled_step import CompiledStep
@@ -142,13 +143,15 @@ class BatchCache:
     def step_beside(self, pieces: Sequence[tuple[Cache, Sequence[int]]], tokens: Sequence[int]) -> NextLogits:
         """As `step`, with pieces of other sequences in the same pass, each read into a cache of its own.
 
-        The architecture's embeddings may read no earlier tokens (`ngrams`).
+        The logits of what follows each piece, and then those of the rows, of which there may be none. The
+        architecture's embeddings may read no earlier tokens (`ngrams`).
         """
-        self.make_column()
         rows, device = range(len(tokens)), self.cache.store.device
-        view = self.cache.some_rows(rows.start, rows.stop)
         parts = [RaggedPart(cache, 1, len(ids)) for cache, ids in pieces]
-        parts.append(RaggedPart(view, len(rows), 1, self.visible_columns(rows)))
+        if rows:
+            self.make_column()
+            view = self.cache.some_rows(rows.start, rows.stop)
+            parts.append(RaggedPart(view, len(rows), 1, self.visible_columns(rows)))
         ids = [*(token for _, piece in pieces for token in piece), *tokens]
         positions = [*(cache.length + n for cache, piece in pieces for n in range(len(piece))), *self.lengths]
         stream = self.network.hidden(
@@ -156,8 +159,11 @@ class BatchCache:
             positions=torch.tensor(positions, device=device),
             cache=RaggedCache(parts),
         )
-        self.add_column()
-        return self.network.unembed(stream[:, -len(rows) :])[0]
+        if rows:
+            self.add_column()
+        n_read = list(accumulate(len(piece) for _, piece in pieces))
+        newest = [*(n - 1 for n in n_read), *range(n_read[-1], len(ids))]
+        return self.network.unembed(stream[:, newest])[0]
 
     def step_each(self, tokens: Sequence[int], tap_of: TapOf = no_tap) -> tuple[NextLogits, dict[int, Exception]]:
         """As `step`, but a row at a time; and what went wrong in some of the rows, whose logits are zero.
@@ -209,28 +215,6 @@ class BatchCache:
         starts = torch.tensor([self.end - n for n in lengths], device=device)
         return (torch.arange(self.end + 1, device=device) >= starts[:, None])[:, None]
 
-    def step_along(self, tokens: Sequence[int]) -> Float[Tensor, "pos n_vocab"]:
-        """Read several tokens of the only row at once, and return the logits after each. They must fit into n_ctx."""
-        (length,), n, device = self.lengths, len(tokens), self.cache.store.device
-        if self.end + n > self.cache.capacity:
-            self.move(length)
-        view, start = self.cache.some_rows(0, 1), self.end - length
-        columns = torch.arange(self.end + n, device=device)
-        visible = (columns >= start) & (columns <= columns[self.end :, None])
-        stream = self.network.hidden(
-            torch.tensor([list(tokens)], device=device),
-            positions=torch.arange(length, length + n, device=device),
-            mask=visible[None] if start else None,
-            cache=view,
-        )
-        self.cache.length, self.lengths = view.length, [length + n]
-        return self.network.unembed(stream)[0]
-
-    def forget_last(self, n: int) -> None:
-        """Forget the last n tokens of the only row."""
-        self.cache.crop(self.end - n)
-        self.lengths = [self.lengths[0] - n]
-
     def columns(self, row: int) -> Tensor:
         """Keys and values [2, n_layers, n_kv_heads, n, d_head] that a row has read, in the cache's own memory."""
         return columns_read(self.cache, row, self.lengths[row])
@@ -239,15 +223,6 @@ class BatchCache:
 def columns_read(cache: Cache, row: int, n: int) -> Tensor:
     """The last n columns of a row [2, n_layers, n_kv_heads, n, d_head], in the cache's own memory."""
     return cache.store[:, :, row, :, cache.length - n : cache.length]
-
-
-def copy_row(network: Transformer, cache: Cache, row: int, n: int) -> Cache:
-    """A cache of one row that holds the last n columns of this row."""
-    copy = Cache(network.architecture, 1, n, dtype=cache.store.dtype, device=cache.store.device)
-    copy.store[:, :, 0] = columns_read(cache, row, n)
-    copy.tokens[0] = cache.tokens[row, cache.length - n : cache.length]
-    copy.length = n
-    return copy
 
 
 def row_columns(width: int) -> int:

@@ -1,10 +1,11 @@
 """Continuous batching: all sequences of a transformer are decoded together, and join and leave between steps.
 
 A round decodes one token of every sequence whose prompt has been read, and reads pieces of prompts in the same pass, so
-that the weights are read once for both (`pellucid.serve.ragged_cache`). Passes of their own read the prompts of
-sequences with edits, prompts whose tokens are scored, and all prompts where nobody waits. A long prompt delays the
-others by one piece at most, whose length follows from how long rounds take (`pellucid.serve.reading_pace`). A sequence
-that is finished or cancelled leaves before the next round.
+that the weights are read once for both (`pellucid.serve.ragged_cache`). Those who wait for their next token go first:
+pieces have as many tokens together as follows from how long rounds take (`pellucid.serve.reading_pace`). Only the
+prompts of sequences with edits and prompts whose tokens are scored have passes of their own, a piece in a round. A
+sequence whose window moves is read before those that wait for their first token, and all whose prompts are known join
+at once. A sequence that is finished or cancelled leaves before the next round.
 
 Each sequence draws with its own seed (`pellucid.generate.sampling.uniform`), its window moves as in
 `pellucid.generate`, and what is computed for one row reads no other row: tokens and log-probabilities are those of
@@ -17,7 +18,7 @@ Where a pass that several sequences share fails, each is computed by itself, and
 """
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 import torch
@@ -27,16 +28,14 @@ from pellucid.generate.choose_step import step_for
 from pellucid.generate.pack_weights import network_for
 from pellucid.generate.readers import (
     NO_TAPS,
-    CachedReader,
     check_readable,
     evaluation_mode,
     prefix_length,
     visible_keys,
 )
-from pellucid.generate.speculation import look_up
 from pellucid.generate.text import looked_at
 from pellucid.model import Cache, Tap, Transformer
-from pellucid.serve.batch_cache import BatchCache, bytes_of_row, column_bytes, columns_read, copy_row, rows_in
+from pellucid.serve.batch_cache import BatchCache, bytes_of_row, column_bytes, columns_read, rows_in
 from pellucid.serve.decoding_group import DecodingGroup
 from pellucid.serve.engine import Engine
 from pellucid.serve.generation import Generation, token_scores
@@ -46,8 +45,8 @@ from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 #: prompt tokens that are read at once where nobody waits for a decoding step
 CHUNK = 256
-#: tokens of a window whose keys and values are copied in the round that reads its last piece, at most
-COPIED_AT_ONCE = 64
+#: tokens of known prompts whose keys and values are copied in a round, unless a single prompt has more
+KNOWN_AT_ONCE = 1024
 #: the tokens that packed weights and compiled steps may be used for: a server generates as long as it runs
 MANY_TOKENS = 1 << 20
 
@@ -59,7 +58,6 @@ class BatchingEngine(Engine):
     prefixes    bytes of keys and values that are kept of earlier prompts
     chunk       prompt tokens that are read in a round, at most
     weights     the number format of the matrices (`pellucid.generate.pack_weights`)
-    speculate   guess up to this many tokens at once while a single sequence is decoded; it changes no token
     """
 
     no_text = ""
@@ -76,11 +74,10 @@ class BatchingEngine(Engine):
         prefixes: int = 2**28,
         chunk: int = CHUNK,
         weights: str = "auto",
-        speculate: int = 0,
     ):
         check_readable(network)
         a = network.architecture
-        self.memory, self.speculate = memory, speculate
+        self.memory = memory
         #: how many sequences that fill the context are generated at once
         self.full_rows = rows_in(memory, sequence_bytes(network, a.n_ctx), max_rows, a.n_ctx)
         sizes = {"n_ctx": a.n_ctx, "n_vocab": a.n_vocab, "max_rows": max_rows}
@@ -134,7 +131,7 @@ class BatchingEngine(Engine):
 
     def width(self, generation: Generation) -> int:
         """The most tokens that a sequence has in its cache."""
-        return min(self.n_ctx, len(generation.prompt_ids) + generation.max_tokens + self.speculate)
+        return min(self.n_ctx, len(generation.prompt_ids) + generation.max_tokens)
 
     @property
     def round_chunk(self) -> int:
@@ -149,12 +146,14 @@ class BatchingEngine(Engine):
 
     def generate_round(self) -> None:
         """Read pieces of prompts, and generate one token more of every sequence whose prompt has been read."""
-        began, n_before, others_wait = time.monotonic(), self.prompt_tokens, bool(self.decoding)
+        others_wait = bool(self.decoding)
+        # clients read the texts of sequences whose windows moved; the sort is stable
+        self.reading = deque(sorted(self.reading, key=lambda generation: not generation.state.generated))
+        unread = self.join_known()
+        began, n_before = time.monotonic(), self.prompt_tokens
         stepped = None
-        if not (others_wait and self.pace.is_step_due):
-            stepped = self.step_beside_pieces()
-            if stepped is None:
-                self.read_prompts()
+        if unread and not (others_wait and self.pace.is_step_due):
+            stepped = self.read_pieces(unread)
         for key, group in list(self.groups.items()):
             if group.generations and group is not stepped:
                 self.decode(group)
@@ -176,13 +175,59 @@ class BatchingEngine(Engine):
 
     # Prompts -----------------------------------------------------------------------------------------------------
 
-    def step_beside_pieces(self) -> DecodingGroup | None:
-        """One token more of the sequences without edits, and pieces of prompts read in the same pass.
+    def join_known(self) -> list[Generation]:
+        """Let the sequences join their batches of whose windows all but the last token is known; those that are not.
 
-        The group that was decoded, or None where no prompt can be read so.
+        What is copied for them in a round is bounded, and the others of them join in the next ones.
         """
-        group, pieces = self.unedited, self.shared_pieces()
+        n_copied, unread = 0, []
+        for generation in list(self.reading):
+            if not self.is_known(generation):
+                unread.append(generation)
+                continue
+            n = len(generation.state.window(self.n_ctx)[1]) - 1
+            if n_copied and n_copied + n > KNOWN_AT_ONCE:
+                continue
+            n_copied += n
+            self.reading.remove(generation)
+            try:
+                self.join(generation)
+            except Exception as error:
+                generation.fail(error)
+        return unread
+
+    def is_known(self, generation: Generation) -> bool:
+        """Whether all but the last token of a window has been read, by this sequence or by an earlier one."""
+        start, tokens = generation.state.window(self.n_ctx)
+        n_read = generation.cache.length if generation.cache else 0
+        if not generation.state.generated:
+            if generation.echo or not generation.max_tokens or prefix_length(self.network, generation.state, start):
+                return False
+            if generation.taps is NO_TAPS:
+                n_read = max(n_read, self.prefixes.known(tokens))
+        return n_read >= len(tokens) - 1
+
+    def join(self, generation: Generation) -> None:
+        """Add a sequence to the batch of those with the same edits, where the next step reads its newest token."""
+        cache, _ = self.opened_cache(generation)
+        self.prompt_tokens += not generation.state.generated
+        generation.cache, key = None, generation.edits_key
+        if key not in self.groups:
+            # the memory that a batch may take before it needs it is for sequences without edits
+            self.groups[key] = DecodingGroup(self.loaded, generation.taps, self.max_rows, 0)
+        self.groups[key].join(generation, cache, self.width(generation))
+        if sum(group.batch.cache.nbytes for group in self.groups.values()) > self.memory:
+            for group in self.groups.values():
+                group.batch.trim()
+
+    def read_pieces(self, unread: Sequence[Generation]) -> DecodingGroup | None:
+        """Pieces of prompts, read in one pass with the step of the sequences without edits, or a piece by itself.
+
+        The group that was decoded with them, or None.
+        """
+        group, pieces = self.unedited, self.next_pieces(unread)
         if not pieces:
+            self.read_alone(unread[0])
             return None
         tokens = [generation.newest for generation in group.generations]
         try:
@@ -193,131 +238,44 @@ class BatchingEngine(Engine):
                 generation.reads_alone = True
             return None
         for generation, cache, ids in pieces:
-            self.reading.remove(generation)
             self.piece_read(generation, cache, len(ids))
-        self.settle(group, self.advance(group.generations, logits))
-        for generation, cache, ids in pieces:
-            try:
-                if not self.joins(generation, cache.length - len(ids)):
-                    self.reading.append(generation)
-            except Exception as error:
-                generation.fail(error)
+        ended = [n for n, (_, cache, _) in enumerate(pieces) if cache.length == cache.capacity]
+        goes_on = dict(zip(ended, self.advance([pieces[n][0] for n in ended], logits[ended]), strict=True))
+        for n, (generation, _, _) in enumerate(pieces):
+            self.go_on(generation, goes_on.get(n, True))
+        self.settle(group, self.advance(group.generations, logits[len(pieces) :]))
         return group
 
-    def shared_pieces(self) -> list[tuple[Generation, Cache, list[int]]]:
-        """The next pieces that can be read in one pass with the step of the sequences without edits."""
+    def next_pieces(self, unread: Sequence[Generation]) -> list[tuple[Generation, Cache, list[int]]]:
+        """The pieces that one pass reads for the first sequences in turn, of as many tokens as a round reads."""
         pieces: list[tuple[Generation, Cache, list[int]]] = []
-        n_room = self.pace.length
-        # n-grams read the tokens before each one; and guesses of one sequence are a pass of their own
-        if not self.unedited.generations or self.network.architecture.ngrams or self.guesses(self.unedited):
-            return pieces
-        for generation in self.reading:
-            alone = generation.echo or generation.edits_key or generation.reads_alone
-            if alone or not self.leaves_last(generation):
+        beginnings: list[list[int]] = []
+        n_room = self.round_chunk
+        for generation in unread:
+            if not n_room or not self.shares_passes(generation):
                 break
-            cache, tokens = self.opened_cache(generation)
-            ids = tokens[cache.length : len(tokens) - 1][:n_room]
-            if not ids:
-                # it joins the batch in a round that reads nothing, unless others are before it
-                break
+            try:
+                cache, tokens = self.opened_cache(generation)
+            except Exception:
+                break  # it ends when it is the first one, which is then read alone
+            ids = tokens[cache.length :][:n_room]
+            beginning = tokens[: cache.length + len(ids)]
+            # samples of one prompt: what one of them reads now is known to the others in the next round
+            if self.reuses(generation) and len(self.prefixes.store):
+                if any(other[: len(beginning)] == beginning for other in beginnings):
+                    continue
+                beginnings.append(beginning)
             pieces.append((generation, cache, ids))
             n_room -= len(ids)
-            if not n_room:
-                break
         return pieces
 
-    def read_prompts(self) -> None:
-        """Read a piece of a prompt, or several short prompts, in a pass of its own."""
-        together = self.short_prompts()
-        if len(together) > 1:
-            self.read_together(together)
-        elif self.reading:
-            generation = self.reading.popleft()
-            try:
-                if not self.read_chunk(generation):
-                    self.reading.append(generation)
-            except Exception as error:
-                generation.fail(error)
-
-    def short_prompts(self) -> list[Generation]:
-        """The next sequences whose windows, padded to the longest, fit into one chunk."""
-        together: list[Generation] = []
-        longest = 0
-        for generation in self.reading:
-            start, tokens = generation.state.window(self.n_ctx)
-            longest = max(longest, len(tokens))
-            shares_no_pass = (
-                generation.cache
-                or generation.echo
-                or not generation.max_tokens
-                or generation.edits_key
-                or generation.reads_alone
-            )
-            if shares_no_pass or (len(together) + 1) * longest > self.round_chunk:
-                break
-            # what is known of a prompt is worth more than company where it is most of the prompt
-            if not start and 2 * self.prefixes.known(tokens) > len(tokens):
-                break
-            together.append(generation)
-        return together
-
-    def read_together(self, generations: Sequence[Generation]) -> None:
-        """Read complete windows in one pass, and decode from their ends."""
-        for generation in generations:
-            self.reading.remove(generation)
-        try:
-            reader = CachedReader(self.network, max(len(g.state.window(self.n_ctx)[1]) for g in generations))
-            with evaluation_mode(self.network):
-                logits = reader.read([g.state for g in generations])
-            cache = reader.cache
-            assert cache is not None
-            for row, (generation, start, n) in enumerate(zip(generations, reader.starts, reader.lengths, strict=True)):
-                generation.window_start, generation.cache = start, copy_row(self.network, cache, row, n)
-        except Exception:
-            for generation in reversed(generations):
-                generation.cache, generation.reads_alone = None, True
-                self.reading.appendleft(generation)
-            return
-        self.prompt_tokens += sum(reader.lengths)
-        goes_on = self.advance(generations, logits)
-        for row, generation in enumerate(generations):
-            if not generation.window_start:
-                self.prefixes.asked += reader.lengths[row]
-                if not generation.failed:
-                    tokens = (*generation.state.given, *generation.state.generated)
-                    self.prefixes.keep(tokens, columns_read(cache, row, reader.lengths[row]))
-            try:
-                self.go_on(generation, goes_on[row])
-            except Exception as error:
-                generation.fail(error)
-
-    def leaves_last(self, generation: Generation) -> bool:
-        """Whether the last token of a window is left for the next step, which other sequences take in any case.
-
-        Its logits then take no pass of their own, and its keys and values are copied in a round that reads no piece.
-        """
-        group = self.groups.get(generation.edits_key)
-        if group is None or not group.generations or not generation.max_tokens:
+    def shares_passes(self, generation: Generation) -> bool:
+        """Whether nothing of a window needs a pass of its own."""
+        alone = generation.reads_alone or generation.echo or generation.edits_key or not generation.max_tokens
+        # n-grams read the tokens before each one, and a prefix is read from both sides
+        if alone or self.network.architecture.ngrams:
             return False
-        # a prefix is read from both sides, its last token with it
-        start, _ = generation.state.window(self.n_ctx)
-        return not prefix_length(group.batch.network, generation.state, start)
-
-    def read_chunk(self, generation: Generation) -> bool:
-        """Read the next piece of a window, and decode from its end. True when nothing of it is left to read alone."""
-        if generation.echo and not generation.prompt_scores:
-            # nothing predicts the first token
-            generation.prompt_scores.append(None)
-        cache, tokens = self.opened_cache(generation)
-        begin, end = cache.length, len(tokens) - self.leaves_last(generation)
-        if begin == end:
-            return self.joins(generation, 0)
-        goes_on = self.read_piece(generation, cache, tokens, end)
-        if end < len(tokens):
-            return self.joins(generation, begin)
-        if cache.length == end:
-            self.go_on(generation, goes_on)
-        return cache.length == end
+        return not prefix_length(self.network, generation.state, generation.state.window(self.n_ctx)[0])
 
     def opened_cache(self, generation: Generation) -> tuple[Cache, list[int]]:
         """The cache that a window is read into, which holds what is known of its beginning, and the window's tokens."""
@@ -331,28 +289,24 @@ class BatchingEngine(Engine):
             generation.cached_tokens += self.prefixes.extend(generation.cache, tokens)
         return generation.cache, tokens
 
-    def joins(self, generation: Generation, begin: int) -> bool:
-        """Let a sequence join the batch if all but the last token of its window has been read; whether it has.
+    def read_alone(self, generation: Generation) -> None:
+        """Read the next piece of a window; where it is the last one, choose the next token."""
+        try:
+            self.go_on(generation, self.read_piece(generation))
+        except Exception as error:
+            self.go_on(generation, False)
+            generation.fail(error)
 
-        A piece that began at `begin` has just been read. The last piece of a long window and the copy of its keys and
-        values take two rounds.
-        """
+    def read_piece(self, generation: Generation) -> bool:
+        """As `read_alone`; whether the sequence goes on."""
+        if generation.echo and not generation.prompt_scores:
+            # nothing predicts the first token
+            generation.prompt_scores.append(None)
         cache, tokens = self.opened_cache(generation)
-        if cache.length < len(tokens) - 1 or (begin and len(tokens) > COPIED_AT_ONCE):
-            return False
-        self.prompt_tokens += 1
-        self.go_on(generation, True)
-        return True
-
-    def read_piece(self, generation: Generation, cache: Cache, tokens: Sequence[int], end: int) -> bool:
-        """Read a piece of the first `end` tokens of a window; where it is the window's last one, choose the next token.
-
-        Whether the sequence goes on.
-        """
         network, begin = self.network_for(generation), cache.length
         prefix = prefix_length(network, generation.state, generation.window_start)
-        # a prefix is read from both sides, so it is read at once
-        n = end - begin if prefix else min(self.round_chunk, end - begin)
+        # a prefix is read at once
+        n = len(tokens) - begin if prefix else min(self.round_chunk, len(tokens) - begin)
         chunk = torch.tensor([tokens[begin : begin + n]], device=cache.store.device)
         mask = visible_keys([len(tokens)], [prefix], chunk.device) if prefix else None
         tap = self.tap_of(generation, begin + n, n)
@@ -370,6 +324,17 @@ class BatchingEngine(Engine):
                 return False
             logits = tap("logits", network.unembed(stream[:, -1:]))[:, 0]
             return self.advance([generation], logits)[0]
+
+    def go_on(self, generation: Generation, goes_on: bool) -> None:
+        """Where a sequence continues of which a piece was read: behind the others that read, or nowhere."""
+        self.reading.remove(generation)
+        if goes_on:
+            self.reading.append(generation)
+            if self.window_moves(generation):
+                # the older half of the window is dropped and the rest is read afresh, as `generate` does
+                generation.cache = None
+        else:
+            generation.cache = None
 
     def piece_read(self, generation: Generation, cache: Cache, n: int) -> None:
         """Count the last `n` tokens that a cache has read, and keep them for later prompts."""
@@ -407,32 +372,9 @@ class BatchingEngine(Engine):
 
     # Decoding ----------------------------------------------------------------------------------------------------
 
-    def go_on(self, generation: Generation, goes_on: bool) -> None:
-        """Where a sequence that is in no batch continues after its newest token: nowhere if that was the last one."""
-        cache, generation.cache = generation.cache, None
-        assert cache is not None
-        if not goes_on:
-            return
-        if self.window_moves(generation):
-            # the older half of the window is dropped and the rest is read afresh, as `generate` does
-            self.reading.append(generation)
-            return
-        key = generation.edits_key
-        if key not in self.groups:
-            # the memory that a batch may take before it needs it is for sequences without edits
-            self.groups[key] = DecodingGroup(self.loaded, generation.taps, self.max_rows, 0)
-        self.groups[key].join(generation, cache, self.width(generation))
-        if sum(group.batch.cache.nbytes for group in self.groups.values()) > self.memory:
-            for group in self.groups.values():
-                group.batch.trim()
-
     def decode(self, group: DecodingGroup) -> None:
-        """One token more of every row, or several of a single one whose guessed tokens were right."""
-        if guesses := self.guesses(group):
-            goes_on = [self.decode_along(group.generations[0], guesses)]
-        else:
-            goes_on = self.advance(group.generations, *group.step())
-        self.settle(group, goes_on)
+        """One token more of every row."""
+        self.settle(group, self.advance(group.generations, *group.step()))
 
     def settle(self, group: DecodingGroup, goes_on: Sequence[bool]) -> None:
         """Let the sequences leave that have ended or whose windows move."""
@@ -449,28 +391,6 @@ class BatchingEngine(Engine):
             elif self.window_moves(generation):
                 group.leave(row)
                 self.reading.append(generation)
-
-    def guesses(self, group: DecodingGroup) -> list[int]:
-        """What may follow the newest token of a single sequence (`pellucid.generate.speculation`)."""
-        if not self.speculate or len(group.generations) > 1 or group is not self.unedited:
-            return []
-        room = self.n_ctx - group.batch.lengths[0] - 1
-        _, tokens = group.generations[0].state.window(self.n_ctx)
-        return look_up(tokens, min(self.speculate, room)) if room > 0 else []
-
-    def decode_along(self, generation: Generation, guesses: list[int]) -> bool:
-        """Read guessed tokens together with the newest one, and advance as far as they are right."""
-        try:
-            logits = self.batch.step_along([generation.newest, *guesses])
-        except Exception as error:
-            generation.fail(error)
-            return False
-        n_right, goes_on = 0, self.advance([generation], logits[:1])[0]
-        while goes_on and n_right < len(guesses) and generation.state.generated[-1] == guesses[n_right]:
-            n_right += 1
-            goes_on = self.advance([generation], logits[n_right : n_right + 1])[0]
-        self.batch.forget_last(len(guesses) - n_right)
-        return goes_on
 
     def window_moves(self, generation: Generation) -> bool:
         """Whether the next token is read in another window than the one in the cache."""

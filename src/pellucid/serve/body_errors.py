@@ -18,7 +18,10 @@ def wrong_value(error: RequestValidationError) -> tuple[dict[str, Any], str | No
     Of a field with alternatives, such as a text or a list of texts, pydantic lists the errors of each. The one meant is
     the one whose types fit what was sent longest: its first error of type lies deepest, or it has none.
     """
-    errors = error.errors()
+    errors = [
+        one | {"loc": (*one["loc"], one["ctx"]["field"])} if one["type"] == "wrong_field" else one
+        for one in error.errors()
+    ]
     if errors[0]["loc"][0] != "body":  # a parameter of the address
         return errors[0], ".".join(map(str, errors[0]["loc"][1:]))
     first_field = errors[0]["loc"][1:2]

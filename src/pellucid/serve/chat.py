@@ -1,9 +1,8 @@
 """POST /v1/chat/completions: the next message of a conversation, whole or streamed."""
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
@@ -14,14 +13,17 @@ from pellucid.serve.answer import Answer
 from pellucid.serve.conversation import (
     MAX_MESSAGES,
     ChatMessage,
+    Tools,
     ends_with_begun_answer,
     read_conversation,
     room_for_answer,
+    room_to_keep,
     token_log_prob,
 )
 from pellucid.serve.protocol import MAX_ALTERNATIVES, MAX_SAMPLES, SamplingBody, finish_reason
 from pellucid.serve.served import ServedModel
 from pellucid.serve.streams import DONE, CancellingStream, error_event, server_event
+from pellucid.serve.threads import in_thread
 
 
 class ChatBody(SamplingBody):
@@ -29,7 +31,6 @@ class ChatBody(SamplingBody):
 
     refused: ClassVar[dict[str, tuple[Any, ...]]] = {
         **SamplingBody.refused,
-        "tools": ([],),
         "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
@@ -54,6 +55,14 @@ class ChatBody(SamplingBody):
     add_generation_prompt: bool | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
+    tools: Tools | None = None
+    #: auto leaves out the earliest turns of a conversation that is too long, as on /v1/responses
+    truncation: Literal["auto", "disabled"] | None = None
+
+    @property
+    def limit_names(self) -> dict[str, str]:
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"prompt": "messages", "max_tokens": limit}
 
     @model_validator(mode="after")
     def check_pairs(self) -> "ChatBody":
@@ -77,22 +86,31 @@ class ChatBody(SamplingBody):
 async def answer_chat(model: ServedModel, body: ChatBody, request: Request) -> Response:
     """The response, whole or streamed."""
     begun = bool(body.continue_final_message)
-    prompt, ends, taps = await asyncio.to_thread(read_conversation, model, body.messages, body.edits, begun)
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    prompt = await in_thread(
+        read_conversation,
+        model,
+        body.messages,
+        body.edits,
+        answer_begun=begun,
+        tools=body.tools or (),
+        room=room_to_keep(model, body.truncation, asked),
+    )
+    headers = prompt.headers(["tools"] if body.tools and not model.reads_tools else [])
     answer = Answer(
         model,
         body,
-        [prompt],
-        taps=taps,
-        max_tokens=room_for_answer(model, prompt, asked),
+        [prompt.ids],
+        taps=prompt.taps,
+        max_tokens=room_for_answer(model, prompt.ids, asked),
         n=body.n or 1,
         n_top=(body.top_logprobs or 0) if body.logprobs else -1,
-        stop_ids=ends,
+        stop_ids=prompt.ends,
     )
     about = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(answer.created), "model": model.name}
     if body.stream:
-        return CancellingStream(answer, stream_chat(answer, body, about | {"object": "chat.completion.chunk"}))
-    return JSONResponse(await whole_chat(answer, about | {"object": "chat.completion"}, request))
+        return CancellingStream(answer, stream_chat(answer, body, about | {"object": "chat.completion.chunk"}), headers)
+    return JSONResponse(await whole_chat(answer, about | {"object": "chat.completion"}, request), headers=headers)
 
 
 async def stream_chat(answer: Answer, body: ChatBody, about: dict[str, Any]) -> AsyncIterator[str]:

@@ -1,6 +1,5 @@
 """POST /v1/completions: text that continues prompts, whole or streamed."""
 
-import asyncio
 import itertools
 import secrets
 import statistics
@@ -24,6 +23,8 @@ from pellucid.serve.protocol import (
 )
 from pellucid.serve.served import ServedModel
 from pellucid.serve.streams import DONE, CancellingStream, error_event, server_event
+from pellucid.serve.threads import in_thread
+from pellucid.text.tokenizers.tokenizer import Stream
 
 #: the tokens of a completion where a request says no number, as with OpenAI
 DEFAULT_TOKENS = 16
@@ -81,7 +82,7 @@ def read_body(model: ServedModel, body: CompletionBody) -> tuple[list[list[int]]
             "send that text as the source and what the answer begins with as the prompt"
         )
     begins = "" if body.source is None else prompt
-    sources = model.sources(prompt if body.source is None else body.source)
+    sources = model.sources(prompt, "prompt") if body.source is None else model.sources(body.source, "source")
     targets = model.targets(begins)
     if len(targets) == 1:
         targets *= len(sources)
@@ -93,7 +94,7 @@ def read_body(model: ServedModel, body: CompletionBody) -> tuple[list[list[int]]
 async def answer_completion(model: ServedModel, body: CompletionBody, request: Request) -> Response:
     """The response, whole or streamed."""
     # a long text takes long to encode, as a large edit to read, and other streams go on meanwhile
-    prompts, sources, taps = await asyncio.to_thread(lambda: (*read_body(model, body), model.taps(body.edits)))
+    prompts, sources, taps = await in_thread(lambda: (*read_body(model, body), model.taps(body.edits)))
     answer = Answer(
         model,
         body,
@@ -182,13 +183,19 @@ class EchoedPrompt:
 
     def __init__(self, model: ServedModel, ids: Sequence[int]):
         characters = model.tokenizer.stream()
-        pieces = [characters.push(token) for token in ids]
+        pieces, self.broken = read_each(characters, ids)
         # what is generated begins with a character of its own
         pieces[-1] += characters.finish()
         n = max(0, n_spaces("".join(pieces)) - n_spaces(model.tokenizer.decode(ids)))
         self.pieces = without_spaces(pieces, n)
         self.names = without_spaces([model.token_text(token) for token in ids], n)
         self.text = "".join(self.pieces)
+
+
+def read_each(characters: Stream, ids: Sequence[int]) -> tuple[list[str], list[bool]]:
+    """The characters that each token completes, and whether one that it does not complete ends in front of it."""
+    pairs = [(characters.breaks_off(token), characters.push(token)) for token in ids]
+    return [piece for _, piece in pairs], [broken for broken, _ in pairs]
 
 
 def n_spaces(text: str) -> int:
@@ -214,20 +221,26 @@ class CompletionLogprobs:
 
     def of_prompt(self, prompt: EchoedPrompt, scores: Sequence[TokenScore | None]) -> dict[str, list[Any]]:
         """The lists for the tokens of a prompt; None for the first one, which nothing predicts."""
-        return self.lists(scores, prompt.names, prompt.pieces)
+        return self.lists(scores, prompt.names, prompt.pieces, prompt.broken)
 
     def of(self, scores: Sequence[TokenScore]) -> dict[str, list[Any]]:
         """The lists for generated tokens."""
         names = [self.model.token_text(score.token) for score in scores]
-        return self.lists(scores, names, [self.characters.push(score.token) for score in scores])
+        return self.lists(scores, names, *read_each(self.characters, [score.token for score in scores]))
 
     def lists(
-        self, scores: Sequence[TokenScore | None], names: Sequence[str], pieces: Sequence[str]
+        self,
+        scores: Sequence[TokenScore | None],
+        names: Sequence[str],
+        pieces: Sequence[str],
+        broken: Sequence[bool],
     ) -> dict[str, list[Any]]:
         """The lists for tokens with these names, which complete these characters."""
         # a token inside a character completes none: the next one stands at the same place
         offsets = list(itertools.accumulate(map(len, pieces), initial=self.offset))
         self.offset = offsets.pop()
+        # a token behind an unfinished character stands behind the mark for that one
+        offsets = [offset + mark for offset, mark in zip(offsets, broken, strict=True)]
         return {
             "tokens": list(names),
             "token_logprobs": [score and json_log_prob(score.log_prob) for score in scores],

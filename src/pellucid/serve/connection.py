@@ -1,7 +1,8 @@
 """HTTP connections that refuse a head that is too long (431) or does not arrive (408), which uvicorn alone does not.
 
 uvicorn answers a head beyond its bound with 400 and has no deadline for one that never ends, and `Limits` sees a
-request only when its head is complete.
+request only when its head is complete. Nor does uvicorn bound connections that ask for nothing: they would take all
+files that a process may open. Here a new one takes the place of the one that has asked for nothing for the longest.
 """
 
 import asyncio
@@ -25,15 +26,40 @@ class GuardedConnection(H11Protocol):
     """One connection of a client."""
 
     head_seconds, linger_seconds = HEAD_SECONDS, LINGER_SECONDS
+    #: at once, from all clients
+    most_connections = 1024
+    #: when it began to wait for a request, in the loop's seconds
+    waits_since = 0.0
     deadline: asyncio.TimerHandle | None = None
     refused = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.waits_since = self.loop.time()
         # asyncio sets this only on sockets that were made with the protocol named; without it a token waits 40 ms for
         # the client's acknowledgement of the one before
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.watch_head()
+        if len(self.connections) > self.most_connections:
+            self.make_room()
+
+    def make_room(self) -> None:
+        """Close the connection that has asked for nothing for the longest; refuse this one where all are answered."""
+        others = [other for other in self.connections if isinstance(other, GuardedConnection) and other is not self]
+        waiting = [other for other in others if other.asks_nothing]
+        if waiting:
+            oldest = min(waiting, key=lambda other: other.waits_since)
+            # not later than the next connection is counted
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+        else:
+            said = f"{len(others):,} connections are being answered already: try again later"
+            self.refuse(503, said, "too_many_connections", "server_error")
+
+    @property
+    def asks_nothing(self) -> bool:
+        """Whether no request of this connection is being answered."""
+        return self.refused or self.cycle is None or self.cycle.response_complete
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.forget_deadline()
@@ -56,6 +82,7 @@ class GuardedConnection(H11Protocol):
     def on_response_complete(self) -> None:
         # between requests uvicorn's own timer closes the connection; ours begins with the next head's first byte
         self.forget_deadline()
+        self.waits_since = self.loop.time()
         super().on_response_complete()
         if self.conn.trailing_data[0]:
             self.watch_head()
@@ -75,18 +102,24 @@ class GuardedConnection(H11Protocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls for a head that h11 cannot read; h11 says by which status."""
+        """What uvicorn calls for a head or a body that h11 cannot read; h11 says by which status."""
         error = sys.exc_info()[1]
-        if getattr(error, "error_status_hint", 400) == 431:
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()  # the request has its answer, or a part of it
+        elif getattr(error, "error_status_hint", 400) == 431:
             self.refuse(431, "the headers are longer than 16 KiB", "headers_too_large")
         else:
             self.refuse(400, f"this is no request of HTTP/1.1: {error}", "invalid_http")
 
-    def refuse(self, status: int, message: str, code: str) -> None:
-        """Answer, and close the connection a little later."""
+    def refuse(self, status: int, message: str, code: str, kind: str = "invalid_request_error") -> None:
+        """Answer in the place of a route, and close the connection a little later."""
         self.refused = True
         self.forget_deadline()
-        body = json.dumps(error_body(message, "invalid_request_error", code)).encode()
+        if self.cycle is not None and not self.cycle.response_complete:
+            # the route hears that its client has left, and answers no more
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        body = json.dumps(error_body(message, kind, code)).encode()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),

@@ -1,11 +1,13 @@
 """What the two routes for conversations share: messages, how a model reads them, and log-probabilities of tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator
 
 from pellucid.generate.readers import TapFactory
+from pellucid.generate.replies import Messages, recent_messages, room_for_reply
 from pellucid.serve.generation import TokenScore
 from pellucid.serve.protocol import Body, EditBody, json_log_prob
 from pellucid.serve.served import ServedModel
@@ -13,6 +15,8 @@ from pellucid.text.chat_template import ChatError, text_of_parts
 
 #: messages of a conversation, at most
 MAX_MESSAGES = 4096
+#: JSON descriptions of functions that an answer may call
+Tools = Annotated[list[dict[str, Any]], Field(max_length=128, fail_fast=True)]
 #: what other servers call a part of text
 TEXT_PARTS = ("text", "input_text", "output_text")
 NO_TEMPLATE = (
@@ -22,8 +26,9 @@ NO_TEMPLATE = (
 
 
 class ChatMessage(Body):
-    """One message; its content is a text, or parts of text."""
+    """One message; its content is a text, or parts of text. What else clients keep in messages is not read."""
 
+    harmless: ClassVar[frozenset[str] | None] = None
     refused: ClassVar[dict[str, tuple[Any, ...]]] = {
         "tool_calls": ([],),
         "function_call": (),
@@ -53,29 +58,68 @@ def ends_with_begun_answer(messages: Sequence[ChatMessage]) -> bool:
     return len(messages) > 1 and messages[-1].role == "assistant" and messages[-1].content is not None
 
 
-def prompt_of(model: ServedModel, messages: Sequence[ChatMessage], answer_begun: bool = False) -> list[int]:
-    """The ids that the model's template makes of a conversation, up to where the answer begins.
+@dataclass(frozen=True)
+class ConversationPrompt:
+    """What a model reads of a conversation.
 
-    With `answer_begun` the last message is the beginning of the answer, and the ids of its text follow.
+    ends        the tokens that end the answer
+    n_left_out  how many of the earliest messages were left out
     """
-    if model.chat_template is None:
-        raise ChatError(NO_TEMPLATE)
-    if answer_begun:
-        begun = messages[-1].content or ""
-        text = begun if isinstance(begun, str) else text_of_parts(begun)
-        return [*prompt_of(model, messages[:-1]), *model.tokenizer.encode(text)]
-    plain = [message.model_dump(include={"role", "content", "name"}, exclude_none=True) for message in messages]
-    return model.chat_template.encode(plain, model.tokenizer)
+
+    ids: list[int]
+    ends: frozenset[int]
+    taps: TapFactory
+    n_left_out: int = 0
+
+    def headers(self, ignored: Sequence[str]) -> dict[str, str]:
+        """The headers that say which fields of the request had no effect, and how many messages were left out."""
+        headers = {"Pellucid-Ignored": ", ".join(ignored)} if ignored else {}
+        return headers | ({"Pellucid-Messages-Left-Out": str(self.n_left_out)} if self.n_left_out else {})
 
 
 def read_conversation(
-    model: ServedModel, messages: Sequence[ChatMessage], edits: Sequence[EditBody] | None, answer_begun: bool = False
-) -> tuple[list[int], frozenset[int], TapFactory]:
-    """The prompt, the tokens that end the answer, and what makes the edits.
+    model: ServedModel,
+    messages: Sequence[ChatMessage],
+    edits: Sequence[EditBody] | None,
+    *,
+    answer_begun: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
+    room: int | None = None,
+    field: str = "messages",
+) -> ConversationPrompt:
+    """The prompt of a conversation, up to where the answer begins.
+
+    answer_begun  the last message is the beginning of the answer, and the ids of its text follow
+    tools         written by templates that read them (`ChatTemplate.reads_tools`)
+    room          the tokens of the context that stay free: early turns are left out for them; None leaves nothing out
+    field         what the route calls the messages
 
     A template and a large edit take long, so that this is called in a thread of its own.
     """
-    return prompt_of(model, messages, answer_begun), model.answer_ends, model.taps(edits)
+    if model.chat_template is None:
+        raise ChatError(NO_TEMPLATE)
+    # with room, early turns are left out before they are encoded; what stands before the first of them stays
+    n_opening = next((i for i, message in enumerate(messages) if message.role == "user"), 0)
+    for message in messages if room is None else [*messages[:n_opening], *messages[-1 - answer_begun :]]:
+        content = message.content or ""
+        model.check_bytes(content if isinstance(content, str) else text_of_parts(content), field)
+    begun: list[int] = []
+    if answer_begun:
+        content = messages[-1].content or ""
+        begun = model.tokenizer.encode(content if isinstance(content, str) else text_of_parts(content))
+        messages = messages[:-1]
+    template = model.chat_template.with_tools(tools)
+    plain = [message.model_dump(include={"role", "content", "name"}, exclude_none=True) for message in messages]
+    recent: Messages = plain
+    if room is not None:
+        recent = recent_messages(template, model.tokenizer, plain, model.engine.n_ctx - room - len(begun))
+    ids = [*template.encode(recent, model.tokenizer), *begun]
+    return ConversationPrompt(ids, model.answer_ends, model.taps(edits), len(plain) - len(recent))
+
+
+def room_to_keep(model: ServedModel, truncation: str | None, max_tokens: int | None) -> int | None:
+    """The room that early turns are left out for, if `truncation` is auto."""
+    return room_for_reply(model.engine.n_ctx, max_tokens) if truncation == "auto" else None
 
 
 def room_for_answer(model: ServedModel, prompt: Sequence[int], max_tokens: int | None) -> int:

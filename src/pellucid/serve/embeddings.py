@@ -12,14 +12,17 @@ from fastapi import Request
 from pydantic import Field
 from torch import Tensor
 
+from pellucid.architecture import Architecture
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import evaluation_mode
 from pellucid.model import Cache, Transformer
+from pellucid.model.float64 import in_float64
 from pellucid.serve.answer import unless_disconnected
 from pellucid.serve.batching import CHUNK
 from pellucid.serve.generation import TooLargeError
 from pellucid.serve.protocol import Body, Ids, SeveralPrompts
 from pellucid.serve.served import ServedModel
+from pellucid.serve.threads import in_thread
 
 #: texts of one request, at most, as with OpenAI: clients that index documents send a thousand at once
 MAX_INPUTS = 2048
@@ -52,7 +55,7 @@ async def answer_embeddings(model: ServedModel, body: EmbeddingBody, request: Re
     width = network.architecture.d_model
     if body.dimensions not in (None, width):
         raise ValueError(f"dimensions = {body.dimensions}: this model's vectors have {width}; leave it out")
-    texts = await asyncio.to_thread(model.prompts, body.input)
+    texts = await in_thread(model.prompts, body.input, "input")
     for number, ids in enumerate(texts):
         if len(ids) > model.engine.n_ctx:
             raise TooLargeError(
@@ -79,33 +82,57 @@ async def awaited(future: Future) -> Any:
 def embedding_steps(
     network: Transformer, texts: Sequence[Sequence[int]], pooling: str
 ) -> Iterator[list[list[float]] | None]:
-    """Reads a chunk of a text at a time, and yields all vectors at the end."""
-    vectors = []
-    for ids in texts:
-        total: Tensor | None = None
-        for stream in stream_chunks(network, ids):
-            summed = stream[-1] if pooling == "last" else stream.sum(0)
-            total = summed if total is None or pooling == "last" else total + summed
+    """Reads several short texts or a chunk of a long one at a time, and yields all vectors at the end."""
+    vectors: dict[int, list[float]] = {}
+    for numbers in batches_by_length(texts, reads_on(network.architecture)):
+        totals: list[Tensor] = []
+        for parts in stream_chunks(network, [texts[number] for number in numbers]):
+            summed = [part[-1] if pooling == "last" else part.sum(0) for part in parts]
+            is_first = not totals or pooling == "last"
+            totals = summed if is_first else [x + y for x, y in zip(totals, summed, strict=True)]
             yield None
-        assert total is not None
-        vectors.append(of_length_one(total))
-    yield vectors
+        vectors |= {number: of_length_one(total) for number, total in zip(numbers, totals, strict=True)}
+    yield [vectors[number] for number in range(len(texts))]
 
 
-def stream_chunks(network: Transformer, ids: Sequence[int]) -> Iterator[Tensor]:
-    """The final stream of a text's tokens, float64 [pos, d_model], a chunk at a time where masks are causal."""
+def reads_on(architecture: Architecture) -> bool:
+    """Whether a token's stream is the same alone and before others, so that texts are padded and read in chunks.
+
+    It is not where the frequencies of longrope follow the length of the whole text.
+    """
+    return architecture.attention.mask == "causal" and not architecture.frequency_border
+
+
+def batches_by_length(texts: Sequence[Sequence[int]], may_differ: bool) -> Iterator[list[int]]:
+    """The numbers of texts that are read together: no more than CHUNK tokens, padded to the longest, or one text.
+
+    may_differ  their lengths may differ; else a batch has texts of one length
+    """
+    batch: list[int] = []
+    for number in sorted(range(len(texts)), key=lambda number: len(texts[number])):
+        n = len(texts[number])
+        if batch and ((len(batch) + 1) * n > CHUNK or not (may_differ or n == len(texts[batch[0]]))):
+            yield batch
+            batch = []
+        batch.append(number)
+    yield batch
+
+
+def stream_chunks(network: Transformer, texts: Sequence[Sequence[int]]) -> Iterator[list[Tensor]]:
+    """The final stream of each text's tokens, float64 [pos, d_model], a chunk at a time where `reads_on`.
+
+    Several texts are one chunk; no token reads the padding behind its text then.
+    """
     a, weight = network.architecture, network.embed.token.weight
-    if a.attention.mask != "causal":
+    longest = max(map(len, texts))
+    padded = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in texts], device=weight.device)
+    in_chunks = reads_on(a) and longest > CHUNK
+    cache = Cache(a, 1, longest, dtype=weight.dtype, device=weight.device) if in_chunks else None
+    size = longest if cache is None else CHUNK
+    for begin in range(0, longest, size):
         with evaluation_mode(network):
-            stream = network.hidden(torch.tensor([list(ids)], device=weight.device))[0].double()
-        yield stream
-        return
-    cache = Cache(a, 1, len(ids), dtype=weight.dtype, device=weight.device)
-    for begin in range(0, len(ids), CHUNK):
-        chunk = torch.tensor([list(ids[begin : begin + CHUNK])], device=weight.device)
-        with evaluation_mode(network):
-            stream = network.hidden(chunk, cache=cache)[0].double()
-        yield stream
+            stream = in_float64(network.hidden(padded[:, begin : begin + size], cache=cache))
+        yield [row[: len(ids) - begin] for row, ids in zip(stream, texts, strict=True)]
 
 
 def of_length_one(vector: Tensor) -> list[float]:

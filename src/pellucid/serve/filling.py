@@ -1,6 +1,5 @@
 """POST /v1/fill: the likeliest tokens for each [MASK] of a text, from a masked model."""
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, ClassVar
@@ -15,6 +14,7 @@ from pellucid.serve.embeddings import awaited
 from pellucid.serve.generation import TooLargeError
 from pellucid.serve.protocol import MAX_PROMPTS, Body
 from pellucid.serve.served import ServedModel
+from pellucid.serve.threads import in_thread
 
 MAX_TOP = 1000
 
@@ -32,7 +32,7 @@ class FillBody(Body):
 async def answer_fill(model: ServedModel, body: FillBody, request: Request) -> dict[str, Any]:
     """For each text its blanks, and for each blank the likeliest tokens with their probabilities."""
     texts = [body.text] if isinstance(body.text, str) else body.text
-    await asyncio.to_thread(check_lengths, model, texts)
+    await in_thread(check_lengths, model, texts)
     future = model.engine.compute(fill_steps(model, texts, body.top))
     filled = await unless_disconnected(awaited(future), request)
     return {"object": "list", "model": model.name, "data": filled}
@@ -41,6 +41,7 @@ async def answer_fill(model: ServedModel, body: FillBody, request: Request) -> d
 def check_lengths(model: ServedModel, texts: Sequence[str]) -> None:
     """Raise for texts that are too long, before the engine's thread is asked to read them."""
     for number, text in enumerate(texts):
+        model.check_bytes(text, "text")
         n = len(model.tokenizer.masked_ids(model.tokenizer.blanked_ids(text)))
         if n > model.engine.n_ctx:
             raise TooLargeError(

@@ -1,7 +1,7 @@
 """One sequence that a client asked for: what was asked, how far it is, and what the engine tells about it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -34,6 +34,14 @@ class TooLargeError(GenerationError):
     def __init__(self, message: str, parameter: str, code: str = "context_length_exceeded"):
         super().__init__(message)
         self.parameter, self.code = parameter, code
+
+    def renamed(self, names: Mapping[str, str]) -> "TooLargeError":
+        """The same error with the field's name on another route."""
+        name = names.get(self.parameter, self.parameter)
+        message = str(self)
+        if message.startswith(f"{self.parameter} = "):
+            message = name + message.removeprefix(self.parameter)
+        return TooLargeError(message, name, self.code)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
+from pellucid.serve.threads import SHORT_BODY, in_thread
+
 
 def parse_json(body: bytes) -> Any:
     """The value of a body. Raises json.JSONDecodeError, which says what is wrong, for anything that is not sound."""
@@ -50,7 +52,8 @@ class StrictRequest(Request):
 
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            self._json = parse_json(await self.body())
+            body = await self.body()
+            self._json = await in_thread(parse_json, body) if len(body) > SHORT_BODY else parse_json(body)
         return self._json
 
 

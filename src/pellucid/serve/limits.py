@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pellucid.serve.protocol import error_body
+from pellucid.serve.threads import body_bytes
 
 
 class Refusal(Exception):  # noqa: N818 (an answer, not a fault)
@@ -24,6 +25,7 @@ class Limits:
 
     hosts       names and addresses that the Host header may have; another one is DNS rebinding or a mistake. Capital
                 letters do not count, and IPv6 addresses are given with or without their brackets
+    origins     of pages elsewhere that may send requests too; None where the server has no option that names them
     key         what `Authorization: Bearer ...` must say; None where any is accepted
     open_paths  paths that need no key
     max_body    the most bytes of a body; `max_bodies` has those of paths with a bound of their own
@@ -35,6 +37,7 @@ class Limits:
         *,
         hosts: Collection[str],
         key: str | None,
+        origins: Collection[str] | None = None,
         open_paths: Collection[str] = ("/health",),
         max_body: int = 2**20,
         max_bodies: Mapping[str, int] | None = None,
@@ -42,6 +45,7 @@ class Limits:
         seconds: float = 10.0,
     ):
         self.app, self.hosts, self.key = app, frozenset(map(as_in_headers, hosts)), key
+        self.origins, self.names_option = frozenset(origins or ()), origins is not None
         self.open_paths = frozenset(open_paths)
         self.max_body, self.max_headers, self.seconds = max_body, max_headers, seconds
         self.max_bodies = dict(max_bodies or {})
@@ -61,6 +65,7 @@ class Limits:
         except Refusal as refusal:
             await refuse(refusal, scope, receive, send)
             return
+        body_bytes.set(len(body))
         await self.app(scope, replay(body, receive), send)
 
     def check_headers(self, scope: Scope) -> dict[str, str]:
@@ -69,6 +74,10 @@ class Limits:
         if sum(len(name) + len(value) for name, value in raw) > self.max_headers:
             raise Refusal(431, f"the headers are longer than {self.max_headers:,} bytes", "headers_too_large")
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw}
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # a proxy in between may see another end of the body, and another request behind it
+            said = "the request has Content-Length and Transfer-Encoding: send one of them"
+            raise Refusal(400, said, "two_lengths")
         host = host_name(headers.get("host", ""))
         if host not in self.hosts:
             raise Refusal(
@@ -80,8 +89,11 @@ class Limits:
                 raise Refusal(401, "the key is missing or wrong: send Authorization: Bearer KEY", "invalid_api_key")
         if scope["method"] == "POST":
             origin = headers.get("origin")
-            if origin is not None and host_name(origin.rpartition("://")[2]) not in self.hosts:
-                raise Refusal(403, f"requests from pages of {origin} are not answered", "foreign_origin")
+            own = origin is None or host_name(origin.rpartition("://")[2]) in self.hosts
+            if not own and origin not in self.origins:
+                remedy = f"; start the server with --allow-origin {origin} to answer them"
+                said = f"requests from pages of {origin} are not answered"
+                raise Refusal(403, said + (remedy if self.names_option and origin != "null" else ""), "foreign_origin")
             if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
                 raise Refusal(415, "send the body as Content-Type: application/json", "unsupported_media_type")
         return headers

@@ -1,5 +1,7 @@
 """What the requests of all routes share: bounds, options of sampling, edits, and OpenAI's shape of errors."""
 
+import difflib
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,12 +9,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
+from pydantic_core import PydanticCustomError
 
 from pellucid.edits import Edit, EditError
 from pellucid.generate.sampling import Sampling
 
 #: samples of one prompt, alternatives of one token, prompts of one request, and edits of one request, at most
 MAX_SAMPLES, MAX_ALTERNATIVES, MAX_PROMPTS, MAX_EDITS = 8, 20, 256, 64
+#: tensors that the edits of one request change, at most: each costs every step an operation
+MAX_EDITED_TENSORS = 1024
 #: OpenAI's number for a log-probability of minus infinity, which JSON cannot hold
 LEAST_LOG_PROB = -9999.0
 
@@ -24,8 +29,22 @@ Prompts = str | Ids | Annotated[SeveralPrompts, Field(max_length=MAX_PROMPTS)]
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
+#: fields of OpenAI's, vLLM's, llama.cpp's and Open WebUI's requests that change no number of an answer
+HARMLESS_NAMES = """
+user store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options
+parallel_tool_calls verbosity reasoning reasoning_effort max_tool_calls request_id priority cache_salt cache_prompt
+id_slot timings_per_token return_progress session_id chat_id id features variables background_tasks
+"""
+HARMLESS = frozenset(HARMLESS_NAMES.split())
+
+
+def wrong_field(name: str, sentence: str) -> PydanticCustomError:
+    """The error for one field of a body, which the answer names as `param`."""
+    return PydanticCustomError("wrong_field", "{sentence}", {"sentence": sentence, "field": name})
+
+
 class Body(BaseModel):
-    """Unknown fields are accepted: clients send `user`, `store`, `metadata` and others that change no number.
+    """Unknown fields are refused, with the name of a similar one; those of `harmless` change no number.
 
     `refused` names the fields that other servers know and that would change the answer, with the values that do not;
     accepting them without doing them would be a lie. `renamed` names fields of other servers and of other routes, with
@@ -35,6 +54,8 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
     refused: ClassVar[dict[str, tuple[Any, ...]]] = {}
     renamed: ClassVar[dict[str, str]] = {}
+    #: None accepts any field
+    harmless: ClassVar[frozenset[str] | None] = HARMLESS
 
     @model_validator(mode="before")
     @classmethod
@@ -44,14 +65,25 @@ class Body(BaseModel):
             for name, harmless in cls.refused.items():
                 value = values.get(name)
                 if value is not None and value not in harmless:
-                    raise ValueError(f"{name} is not done here: leave it out")
+                    others = " or ".join(json.dumps(one) for one in harmless)
+                    remedy = f"leave it out, or send {others}" if others else "leave it out"
+                    raise wrong_field(name, f"{name} is not done here: {remedy}")
             for name, ours in cls.renamed.items():
                 if values.get(name) is not None:
-                    raise ValueError(f"{name} is called {ours} on this route: send {ours} in its place")
+                    raise wrong_field(name, f"{name} is called {ours} on this route: send {ours} in its place")
+            known = {*cls.model_fields, *cls.refused, *cls.renamed}
+            for name, value in values.items():
+                if cls.harmless is not None and value is not None and name not in known | cls.harmless:
+                    near = difflib.get_close_matches(name[:100], sorted(known), 1)
+                    hint = f"did you mean {near[0]}?" if near else "leave it out"
+                    raise wrong_field(name[:100], f"there is no field {name!r:.100} here: {hint}")
         return values
 
 
 class StreamOptions(Body):
+    refused: ClassVar[dict[str, tuple[Any, ...]]] = {"continuous_usage_stats": (False,)}
+    harmless: ClassVar[frozenset[str] | None] = frozenset({"include_obfuscation"})
+
     include_usage: bool = False
 
 
@@ -174,6 +206,11 @@ class SamplingBody(Body):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options applies to stream = true: leave it out, or stream")
         return self
+
+    @property
+    def limit_names(self) -> dict[str, str]:
+        """What `prompt` and `max_tokens` are called on this route, for those that call them otherwise."""
+        return {}
 
     @property
     def include_usage(self) -> bool:

@@ -3,7 +3,6 @@
 Nothing is stored: a client sends the whole conversation each time.
 """
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -11,17 +10,45 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from starlette.responses import Response
 
 from pellucid.serve.answer import Answer
-from pellucid.serve.conversation import MAX_MESSAGES, ChatMessage, read_conversation, room_for_answer, token_log_prob
-from pellucid.serve.protocol import MAX_ALTERNATIVES, SamplingBody
+from pellucid.serve.conversation import (
+    MAX_MESSAGES,
+    ChatMessage,
+    Tools,
+    read_conversation,
+    room_for_answer,
+    room_to_keep,
+    token_log_prob,
+)
+from pellucid.serve.protocol import MAX_ALTERNATIVES, Body, SamplingBody
 from pellucid.serve.served import ServedModel
 from pellucid.serve.streams import DONE, CancellingStream, error_answer, server_event
+from pellucid.serve.threads import in_thread
 
 LOGPROBS = "message.output_text.logprobs"
 PLAIN_TEXT = {"format": {"type": "text"}}
+
+#: what OpenAI's clients ask to include; only the log-probabilities exist here
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "message.input_image.image_url",
+]
+
+
+class AnswerFormat(Body):
+    """The form of the answer: plain text, however long or short."""
+
+    harmless: ClassVar[frozenset[str] | None] = frozenset({"verbosity"})
+    refused: ClassVar[dict[str, tuple[Any, ...]]] = {"format": ({"type": "text"},)}
 
 
 class InputItem(ChatMessage):
@@ -44,20 +71,16 @@ class ResponsesBody(SamplingBody):
 
     refused: ClassVar[dict[str, tuple[Any, ...]]] = {
         **SamplingBody.refused,
-        "tools": ([],),
         "tool_choice": ("none", "auto"),
         "previous_response_id": (),
         "conversation": (),
         "background": (False,),
         "prompt": (),
-        "max_tool_calls": (),
         "n": (1,),
         "best_of": (1,),
         "echo": (False,),
         "source": (),
         "add_special_tokens": (False,),
-        "text": ({}, PLAIN_TEXT, PLAIN_TEXT | {"verbosity": "medium"}),
-        "truncation": ("disabled",),
     }
     renamed: ClassVar[dict[str, str]] = {
         "n_predict": "max_output_tokens",
@@ -69,11 +92,35 @@ class ResponsesBody(SamplingBody):
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Includable] | None = None
+    text: AnswerFormat | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    tools: Tools | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def without_reasoning(cls, items: Any) -> Any:
+        """Reasoning items hold nothing that this model reads."""
+        if not isinstance(items, list):
+            return items
+        return [item for item in items if not (isinstance(item, dict) and item.get("type") == "reasoning")]
+
+    @property
+    def limit_names(self) -> dict[str, str]:
+        return {"prompt": "input", "max_tokens": "max_output_tokens"}
+
+    @property
+    def functions(self) -> list[dict[str, Any]]:
+        """The tools that are functions, in the shape of chat completions, which templates read."""
+        return [
+            {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+            for tool in self.tools or ()
+            if tool.get("type") == "function"
+        ]
 
     @model_validator(mode="after")
     def check_logprobs(self) -> "ResponsesBody":
@@ -95,15 +142,22 @@ class ResponsesBody(SamplingBody):
 
 async def answer_response(model: ServedModel, body: ResponsesBody, request: Request) -> Response:
     """The response, whole or as events."""
-    prompt, ends, taps = await asyncio.to_thread(read_conversation, model, body.messages, body.edits)
-    asked = room_for_answer(model, prompt, body.max_output_tokens)
-    answer = Answer(model, body, [prompt], taps=taps, max_tokens=asked, n_top=body.n_top, stop_ids=ends)
+    room = room_to_keep(model, body.truncation, body.max_output_tokens)
+    prompt = await in_thread(
+        read_conversation, model, body.messages, body.edits, tools=body.functions, room=room, field="input"
+    )
+    are_read = model.reads_tools and len(body.functions) == len(body.tools or ())
+    headers = prompt.headers(["tools"] if body.tools and not are_read else [])
+    asked = room_for_answer(model, prompt.ids, body.max_output_tokens)
+    answer = Answer(
+        model, body, [prompt.ids], taps=prompt.taps, max_tokens=asked, n_top=body.n_top, stop_ids=prompt.ends
+    )
     growing = GrowingResponse(answer, body)
     if body.stream:
-        return CancellingStream(answer, stream_response(growing))
+        return CancellingStream(answer, stream_response(growing), headers)
     (finished,) = await answer.texts(request)
     entries = [token_log_prob(model, score) for score in finished.scores]
-    return JSONResponse(growing.finished(finished.text, entries, finished.reason))
+    return JSONResponse(growing.finished(finished.text, entries, finished.reason), headers=headers)
 
 
 class GrowingResponse:
@@ -131,7 +185,7 @@ class GrowingResponse:
             "error": None,
             "tools": [],
             "tool_choice": "auto",
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "parallel_tool_calls": True,
             "text": PLAIN_TEXT,
             "top_p": sampling.top_p,

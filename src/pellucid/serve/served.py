@@ -1,6 +1,7 @@
 """A model that is served: its engine, and what clients ask about it."""
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,18 +9,23 @@ from functools import cached_property
 from typing import Any
 
 from pellucid.architecture import Architecture
+from pellucid.edits import EditError
 from pellucid.generate.encoder_inputs import encode_source
 from pellucid.generate.readers import NO_TAPS, TapFactory
 from pellucid.lens.generation_trace import GenerationTrace
 from pellucid.model import Transformer
 from pellucid.parameter_counts import count_parameters
 from pellucid.serve.engine import Engine
-from pellucid.serve.generation import SharedSources
+from pellucid.serve.generation import SharedSources, TooLargeError
 from pellucid.serve.outbox import Outbox
-from pellucid.serve.protocol import EditBody, as_list
+from pellucid.serve.protocol import MAX_EDITED_TENSORS, EditBody, as_list
 from pellucid.serve.stepwise import EncoderDecoderEngine, read_together
+from pellucid.tensor_names import select
 from pellucid.text.chat_template import ChatTemplate
 from pellucid.text.tokenizers.tokenizer import Tokenizer
+
+#: bytes of a text that are encoded whatever the context, so that an error can tell the number of tokens
+ENCODED_AT_ONCE = 2**16
 
 
 @dataclass
@@ -65,9 +71,37 @@ class ServedModel:
             meta |= {"n_embd": a.d_model, "n_params": count_parameters(a)["total"]}
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "pellucid", "meta": meta}
 
-    def prompts(self, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]) -> list[list[int]]:
-        """Ids of each prompt; those of texts as `encode` gives them."""
+    def prompts(
+        self, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]], field: str = "prompt"
+    ) -> list[list[int]]:
+        """Ids of each prompt; those of texts as `encode` gives them. `field` is what the request calls them."""
+        self.check_texts(prompt, field)
         return [self.encode(one) for one in as_list(prompt)]
+
+    def check_texts(self, prompt: Any, field: str, n_ctx: int = 0) -> None:
+        """`check_bytes` of each text."""
+        for one in as_list(prompt):
+            if isinstance(one, str):
+                self.check_bytes(one, field, n_ctx)
+
+    @cached_property
+    def bytes_per_token(self) -> float:
+        """The bytes of the longest token; infinity where tokens do not spell their text."""
+        if not self.tokenizer.lossless or self.tokenizer.unknown is not None:
+            return math.inf
+        return max(len(self.tokenizer.token_bytes(i)) for i in range(self.tokenizer.n_vocab))
+
+    def check_bytes(self, text: str, field: str, n_ctx: int = 0) -> None:
+        """Raise TooLargeError for a long text that a context of so many tokens, the model's unless given, cannot hold,
+        before it is encoded.
+        """
+        n, n_ctx = len(text.encode()), n_ctx or self.engine.n_ctx
+        if n > ENCODED_AT_ONCE and n > n_ctx * self.bytes_per_token:
+            raise TooLargeError(
+                f"the text has {n:,} bytes, and the {n_ctx} tokens of this model's context spell at most "
+                f"{n_ctx * self.bytes_per_token:,}: shorten it",
+                field,
+            )
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Ids of one prompt, with what the model's own tokenizer puts beside a text; the separator for nothing at all.
@@ -92,19 +126,29 @@ class ServedModel:
         return tokenizer.prompt_ids(ids)
 
     @property
+    def reads_tools(self) -> bool:
+        """Whether the chat template writes the tools that a request names."""
+        return self.chat_template is not None and self.chat_template.reads_tools
+
+    @property
     def is_masked(self) -> bool:
         """Whether every position of the network reads both sides."""
         return self.architecture is not None and self.architecture.attention.mask == "bidirectional"
 
     def targets(self, prompt: Any) -> list[list[int]]:
         """Beginnings of an encoder-decoder's targets: the start token, and what is to follow it."""
+        self.check_texts(prompt, "prompt")
         begun = [self.tokenizer.encode(one) if isinstance(one, str) else list(one) for one in as_list(prompt)]
         for ids in begun:
             self.check_ids(ids)
         return [[self.tokenizer.start, *ids] for ids in begun]
 
-    def sources(self, source: Any) -> list[list[int]]:
+    def sources(self, source: Any, field: str) -> list[list[int]]:
         """What the encoder reads; ids are read as they are."""
+        a = self.architecture
+        assert a is not None
+        assert a.encoder is not None
+        self.check_texts(source, field, a.encoder.n_ctx)
         return [encode_source(self.tokenizer, one) if isinstance(one, str) else list(one) for one in as_list(source)]
 
     def check_ids(self, ids: Sequence[int]) -> None:
@@ -120,7 +164,16 @@ class ServedModel:
         if not isinstance(network, Transformer):
             raise ValueError("edits: this model is no transformer, so it has no tensors to edit; leave edits out")
         dtype = network.embed.token.weight.dtype
+        n_tensors = 0
         try:
+            # counted before the values are read and compared with each of their tensors
+            for edit in edits:
+                n_tensors += len(select(edit.name, network.architecture))
+                if n_tensors > MAX_EDITED_TENSORS:
+                    raise EditError(
+                        f"the edits change more than {MAX_EDITED_TENSORS:,} tensors (a name with * counts each that it "
+                        "matches): name fewer"
+                    )
             return GenerationTrace(network, [edit.edit(dtype) for edit in edits])
         except KeyError as error:
             raise ValueError(str(error.args[0])) from None

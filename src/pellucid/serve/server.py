@@ -1,5 +1,6 @@
 """The process: models are loaded, the address is checked, and uvicorn answers."""
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
@@ -21,8 +22,16 @@ from pellucid.serve.served import ServedModel
 Load = Callable[[], Iterable[ServedModel]]
 #: what binding to an address says that the machine does not have
 NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+#: the most connections at once, and those that wait to be accepted, where the limit of open files allows them
+MOST_CONNECTIONS, BACKLOG = 1024, 128
+#: open files that are enough for these connections and everything else
+ENOUGH_FILES = 4 * MOST_CONNECTIONS
+#: seconds after a second Ctrl-C in which clients read that their requests were stopped
+LAST_SECONDS = 5.0
 #: the characters of a host name in a Host header
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
+#: an origin as browsers write it: https://app.example.org, http://localhost:3000, app://obsidian.md
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
 
 class ServeError(ValueError):
@@ -54,6 +63,16 @@ def check_host_name(name: str) -> None:
                 f"--host {name} is neither a host name nor an address: give the name alone, without a scheme and "
                 "without a port, such as models.example.org"
             ) from None
+
+
+def check_origin(origin: str) -> None:
+    """Refuse what no browser sends as Origin, and `*` and `null`, which stand for pages of anybody."""
+    standard = {"http": ":80", "https": ":443"}.get(origin.partition("://")[0])
+    if not ORIGIN.fullmatch(origin) or (standard and origin.endswith(standard)):
+        raise ServeError(
+            f"--allow-origin {origin} is no origin that a browser sends: give scheme, name and a port other than the "
+            "scheme's own, in small letters and without a path, such as https://app.example.org"
+        )
 
 
 def listen_on(host: str, port: int) -> socket.socket:
@@ -151,6 +170,22 @@ def model_names_of(paths: Sequence[str], names: str | None) -> list[str]:
     return chosen
 
 
+def file_limit() -> int:
+    """How many files this process may have open, after its soft limit was raised as far as it may be and is of use."""
+    try:
+        import resource
+    except ImportError:  # only POSIX has such limits
+        return ENOUGH_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    wanted = ENOUGH_FILES if hard == unlimited else min(ENOUGH_FILES, hard)
+    if soft == unlimited or soft >= wanted:
+        return ENOUGH_FILES if soft == unlimited else soft
+    with contextlib.suppress(OSError, ValueError):  # a system may allow less than its hard limit says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 class DrainingServer(uvicorn.Server):
     """A server that loads its models while it says so, and that lets running requests finish when it is stopped.
 
@@ -169,10 +204,12 @@ class DrainingServer(uvicorn.Server):
     ):
         super().__init__(config)
         self.models, self.load, self.announce, self.seconds = models, load, announce, seconds
+        self.loop: asyncio.AbstractEventLoop | None = None
         #: why the models could not be loaded
         self.failure: BaseException | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
         await super().startup(sockets)
         threading.Thread(target=self.load_models, name="pellucid loading", daemon=True).start()
 
@@ -188,22 +225,44 @@ class DrainingServer(uvicorn.Server):
             self.failure, self.should_exit = error, True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGINT and SIGTERM: the engines take nothing new and finish what runs; uvicorn waits for the answers."""
+        """SIGINT and SIGTERM: the engines take nothing new and finish what runs; uvicorn waits for the answers.
+
+        A second one ends what runs at once. uvicorn would cancel the answers, and print where each of them was.
+        """
+        again = self.should_exit and self.loop is not None
         for model in self.models:
-            threading.Thread(target=model.engine.drain, args=(self.seconds,), daemon=True).start()
-        super().handle_exit(sig, frame)
+            threading.Thread(target=model.engine.drain, args=(0.0 if again else self.seconds,), daemon=True).start()
+        if again and self.loop is not None:
+            self.loop.call_soon_threadsafe(self.loop.call_later, LAST_SECONDS, self.leave_clients)
+        else:
+            super().handle_exit(sig, frame)
+
+    def leave_clients(self) -> None:
+        """Close the connections whose clients have not read their answers to the end."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 def server_config(
     app: FastAPI, host: str = "127.0.0.1", port: int = 8000, drain_seconds: float = 10.0
 ) -> uvicorn.Config:
     """How uvicorn serves the application: its bounds are ours, and it says nothing of itself."""
+    files = file_limit()
+
+    class BoundedConnection(GuardedConnection):
+        # a connection that is being closed and one that is being accepted have a file too
+        most_connections = min(MOST_CONNECTIONS, max(1, files // 4))
+
     return uvicorn.Config(
         app,
-        http=GuardedConnection,
+        http=BoundedConnection,
+        # asyncio accepts as many at once, before the first of them is counted
+        backlog=min(BACKLOG, max(1, files // 16)),
+        # what clients send wrong is answered, and not printed
+        ws="none",
         host=host,
         port=port,
-        log_level="warning",
+        log_level="error",
         access_log=False,
         server_header=False,
         # the engines end their requests before this; it bounds the wait for clients that do not read

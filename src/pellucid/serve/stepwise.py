@@ -152,7 +152,6 @@ class EncoderDecoderEngine(StepwiseEngine):
         tokenizer: Tokenizer,
         *,
         weights: str = "auto",
-        speculate: int = 0,
         memory: int = 2**30,
         max_rows: int = 64,
         max_queue: int = 256,
@@ -165,7 +164,7 @@ class EncoderDecoderEngine(StepwiseEngine):
         rows = rows_in(memory, int(row_bytes), max_rows, a.n_ctx)
         sizes = {"n_ctx": a.n_ctx, "n_vocab": a.n_vocab, "max_rows": rows}
         super().__init__(network, tokenizer, **sizes, max_queue=max_queue, max_tokens=max_tokens)
-        self.loaded, self.weights, self.speculate = network, weights, speculate
+        self.loaded, self.weights = network, weights
         self.network, self.said = network_for(network, weights, MANY_TOKENS)
 
     def check(self, generation: Generation) -> None:
@@ -175,9 +174,9 @@ class EncoderDecoderEngine(StepwiseEngine):
 
     def reader_for(self, generation: Generation) -> Any:
         edited = generation.taps is not NO_TAPS
-        network, guesses = (self.loaded, 0) if edited else (self.network, self.speculate)
+        network = self.loaded if edited else self.network
         longest = len(generation.prompt_ids) + generation.max_tokens
-        return make_reader(network, longest, generation.sources.get(), generation.taps, True, guesses)
+        return make_reader(network, longest, generation.sources.get(), generation.taps, True)
 
     def prompt_logits(self, generation: Generation) -> Iterator[Tensor]:
         ids, edited = list(generation.prompt_ids), generation.taps is not NO_TAPS

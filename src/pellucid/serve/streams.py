@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from starlette.responses import StreamingResponse
@@ -13,6 +13,7 @@ from pellucid.serve.answer import Answer
 from pellucid.serve.generation import QueueFullError, StoppingError, TooLargeError
 from pellucid.serve.protocol import error_body
 
+NO_HEADERS: Mapping[str, str] = {}
 DONE = "data: [DONE]\n\n"
 
 
@@ -25,8 +26,8 @@ def server_event(data: dict[str, Any], name: str | None = None) -> str:
 class CancellingStream(StreamingResponse):
     """A streamed answer whose rows are given back however it ends, also where the client leaves before it begins."""
 
-    def __init__(self, answer: Answer, events: AsyncIterator[str]):
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    def __init__(self, answer: Answer, events: AsyncIterator[str], headers: Mapping[str, str] = NO_HEADERS):
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"} | dict(headers))
         self.answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

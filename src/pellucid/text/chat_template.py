@@ -1,10 +1,11 @@
 """Chat templates: a conversation as the text, and as the ids, that a model was trained to read.
 
 A template is a Jinja text, as Hugging Face keeps it in tokenizer_config.json or chat_template.jinja. It may come from
-anywhere, so it is rendered by `pellucid.text.sandbox`. Its markers (`<|im_start|>`) become special ids, but only where
-the template writes them: the same characters in a message are encoded as plain text.
+anywhere, so it is rendered by `pellucid.text.sandbox`. It sees the messages as they are. Its markers (`<|im_start|>`)
+become special ids, but only where the template writes them: the same characters in a message are encoded as plain text.
 """
 
+import bisect
 import functools
 import importlib.util
 import itertools
@@ -14,16 +15,18 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import environ
 from pathlib import Path
 from typing import Any
 
+from pellucid.json_files import LONGEST, read_json_file, read_regular
 from pellucid.text import sandbox
-from pellucid.text.regular import read_regular
+from pellucid.text.sandbox import ROLES, Rendered
 from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text.tokenizers.beside import named_tokens, options_beside
 
 #: the template of models that are trained here on conversations (OpenAI's ChatML)
 CHATML = (
@@ -34,22 +37,16 @@ CHATML = (
 )
 #: the special tokens that CHATML writes
 CHATML_MARKERS = ("<|im_start|>", "<|im_end|>")
-#: who may speak; another role is refused only if a special token could be made of it
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 #: characters of a template; the longest in use have a tenth of it
 LONGEST_SOURCE = 1 << 18
-#: the files that may hold a template, and how many bytes of them are read
-CONFIG, JINJA, LONGEST_CONFIG = "tokenizer_config.json", "chat_template.jinja", 1 << 24
+#: the files that may hold a template
+CONFIG, JINJA = "tokenizer_config.json", "chat_template.jinja"
 #: seconds of computing that one rendering may take; ordinary ones take a thousandth of it
 SECONDS = 1.0
 #: a rendering may have so many characters for each of the messages, and so many besides
 LONGEST_OUTPUT = (4, 1 << 20)
 #: seconds after which a process that does not even start, or answer, is ended
 WAITING = 60.0
-#: the entries of tokenizer_config.json that a template may use
-TOKEN_ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-#: stands in the characters of a special token that a message contains: noncharacters, which text does not have
-BREAK = "\ufdd0{}\ufdd1"
 
 Message = Mapping[str, Any]
 
@@ -71,6 +68,8 @@ class ChatTemplate:
 
     source: str = CHATML
     variables: Mapping[str, str] = field(default_factory=dict, hash=False)
+    #: JSON descriptions of the tools that an answer may call
+    tools: Sequence[Mapping[str, Any]] = field(default=(), repr=False, hash=False)
     #: seconds of computing that one rendering may take
     seconds: float = field(default=SECONDS, repr=False, compare=False)
 
@@ -93,9 +92,7 @@ class ChatTemplate:
             entry = named["default"]
         if entry is None:
             return None
-        values = {role: config.get(role) for role in TOKEN_ROLES}
-        names = {role: value.get("content") if isinstance(value, Mapping) else value for role, value in values.items()}
-        return cls(entry, {role: name for role, name in names.items() if isinstance(name, str)})
+        return cls(entry, named_tokens(config))
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, now: str | None = None) -> str:
         """The text of a conversation, as transformers' `apply_chat_template` gives it.
@@ -106,7 +103,7 @@ class ChatTemplate:
         Raises ChatError for messages without role or content, and where the template fails, refuses the messages,
         or exceeds its limits of time, memory and output.
         """
-        return self._render([(check_messages(messages), add_generation_prompt)], now)[0]
+        return self._render([(check_messages(messages), add_generation_prompt)], now)[0][0]
 
     def encode(
         self,
@@ -118,11 +115,24 @@ class ChatTemplate:
     ) -> list[int]:
         """The ids of a conversation. Special tokens that a message contains are encoded as plain text.
 
-        Raises ChatError as `render` does, and for a role that a special token could be made of.
+        Raises ChatError as `render` does, and for an unknown role that is part of a special token's name.
         """
-        checked, marker = self._marked(messages, tokenizer)
-        text = self._render([(checked, add_generation_prompt)], now)[0]
-        return tokenizer.encode_parts(marker.parts(text))[0]
+        checked = check_messages(messages)
+        check_roles(checked, tokenizer)
+        rendered, marker = self._render([(checked, add_generation_prompt)], now)[0], Marker(tokenizer)
+        self._check_origins(rendered, (checked, add_generation_prompt), marker, now)
+        return tokenizer.encode_parts(parts_between(rendered[0], marker.find(*rendered)))[0]
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether the template mentions tools."""
+        return re.search(r"\btools\b", self.source) is not None
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> "ChatTemplate":
+        """The template that writes these tools, where it reads any."""
+        if not tools or not self.reads_tools:
+            return self
+        return replace(self, tools=tuple(tools))
 
     def encode_answers(
         self, messages: Sequence[Message], tokenizer: Tokenizer, *, now: str | None = None
@@ -131,11 +141,53 @@ class ChatTemplate:
 
         Raises ChatError as `encode` does, and for a template that changes earlier messages when later ones follow.
         """
-        checked, marker = self._marked(messages, tokenizer)
-        turns = [i for i, message in enumerate(checked) if is_learned(message)]
-        calls = [call for i in turns for call in ((checked[:i], False), (checked[:i], True), (checked[: i + 1], False))]
-        text, *parts = self._render([(checked, False), *calls], now)
-        spans = []
+        return self.encode_answers_batch([messages], tokenizer, now=now)[0]
+
+    def encode_answers_batch(
+        self, conversations: Sequence[Sequence[Message]], tokenizer: Tokenizer, *, now: str | None = None
+    ) -> list[tuple[list[int], list[bool]]]:
+        """What `encode_answers` gives for each conversation, rendered and encoded together."""
+        checked, marker = [check_messages(messages) for messages in conversations], Marker(tokenizer)
+        rows = []
+        for messages in checked:
+            check_roles(messages, tokenizer)
+        for messages, rendered in zip(checked, self._render([(one, False) for one in checked], now), strict=True):
+            self._check_origins(rendered, (messages, False), marker, now)
+            text, markers = rendered[0], marker.find(*rendered)
+            areas = self._answers_like_others(messages, rendered, now) or self._answers(messages, text, now)
+            spans = [(start, end_of_answer(text, markers, start, end)) for start, end in areas]
+            rows.append(parts_between(text, markers, spans))
+        return tokenizer.encode_parts_batch(rows)
+
+    def _check_origins(
+        self, rendered: Rendered, call: tuple[Sequence[Message], bool], marker: "Marker", now: str | None
+    ) -> None:
+        """Raise ChatError where the template writes the name of a special token in characters of unknown origin.
+
+        The name may be that of a message or a tool, which is text. It is the template's own if the text has it even
+        when they do not.
+        """
+        if names := marker.of_unknown_origin(*rendered):
+            pattern, (messages, prompted) = pattern_of_names(tuple(sorted(names, key=len, reverse=True))), call
+            others = [without_names(message, pattern) | {"role": message["role"]} for message in messages]
+            masked = replace(self, tools=without_names(self.tools, pattern))
+            names = marker.of_unknown_origin(*masked._render([(others, prompted)], now)[0])
+        if names:
+            raise ChatError(
+                f"the chat template writes {min(names)} by an operation, such as format, behind which its own text "
+                "cannot be told from that of a message: join the parts with + or ~ instead"
+            )
+
+    def _answers(self, messages: Sequence[Message], text: str, now: str | None) -> list[tuple[int, int]]:
+        """Where each learned answer starts in the text, and where the text of the messages up to it ends: three
+        renderings for each.
+        """
+        turns = [i for i, message in enumerate(messages) if is_learned(message)]
+        calls = [
+            call for i in turns for call in ((messages[:i], False), (messages[:i], True), (messages[: i + 1], False))
+        ]
+        parts = [part for part, _ in self._render(calls, now)]
+        areas = []
         for i, before, prompt, answered in zip(turns, parts[::3], parts[1::3], parts[2::3], strict=True):
             start = shared_length(text, prompt)
             if not text.startswith(answered) or start < len(before):
@@ -143,8 +195,33 @@ class ChatTemplate:
                     f"the chat template writes the first {i + 1} messages differently once others follow, so that "
                     "the assistant's texts cannot be told from the rest: train with another template, such as ChatML"
                 )
-            spans.append((start, marker.end_of_answer(text, start, len(answered))))
-        return tokenizer.encode_parts(marker.parts(text, spans))
+            areas.append((start, len(answered)))
+        return areas
+
+    def _answers_like_others(
+        self, messages: Sequence[Message], rendered: Rendered, now: str | None
+    ) -> list[tuple[int, int]] | None:
+        """What `_answers` gives, without rendering: around each answer stands what stands around that of another
+        conversation of the same roles.
+
+        None where the messages have other entries than role and content, or the text is not as expected.
+        """
+        text, stretches = rendered
+        if not all(message.keys() <= {"role", "content", "weight"} for message in messages):
+            return None
+        roles = tuple(message["role"] for message in messages)
+        around = around_answers(self, roles, now) if all(role in ROLES for role in roles) else None
+        places = places_of_contents(stretches)
+        areas = []
+        for i, message in enumerate(messages):
+            if around is None or not is_learned(message):
+                continue
+            (before, behind), (start, end) = around[i], places.get(i, (0, 0))
+            intact = start < end and text[start:end].strip() == message["content"].strip()
+            if not intact or not text.startswith(behind, end) or not text.endswith(before, 0, start):
+                return None
+            areas.append((start - len(before), end + len(behind)))
+        return None if around is None else areas
 
     def end_ids(self, tokenizer: Tokenizer) -> list[int]:
         """The ids that end an answer: those that the template writes behind one, its eos_token, and the separator."""
@@ -156,23 +233,53 @@ class ChatTemplate:
         named = [tokenizer.special[name] for name in [self.variables.get("eos_token")] if name in tokenizer.special]
         return sorted({*behind, *named, *tokenizer.ends})
 
-    def _marked(self, messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[list[dict[str, Any]], "Marker"]:
-        """The messages with the special tokens in them broken, and what finds those that the template writes."""
-        checked = check_messages(messages)
-        for message in checked:
-            check_role(message["role"], tokenizer)
-        marker = Marker(tokenizer, str(checked))
-        return [marker.broken(message) | {"role": message["role"]} for message in checked], marker
-
-    def _render(self, calls: Sequence[tuple[Sequence[Message], bool]], now: str | None = None) -> list[str]:
+    def _render(self, calls: Sequence[tuple[Sequence[Message], bool]], now: str | None = None) -> list[Rendered]:
         """The texts of several conversations, each with or without the beginning of an answer."""
-        fixed = {**self.variables} if now is None else {**self.variables, "now": now}
+        # as in transformers, a template may ask whether there are tools or documents
+        fixed = {"tools": list(self.tools) or None, "documents": None, **self.variables} | (
+            {} if now is None else {"now": now}
+        )
         requests = [fixed | {"messages": part, "add_generation_prompt": prompted} for part, prompted in calls]
-        longest = max(sum(len(str(message)) for message in part) for part, _ in calls)
+        longest = max((sum(len(str(message)) for message in part) for part, _ in calls), default=0)
+        longest += len(str(self.tools))
         most = LONGEST_OUTPUT[0] * longest + LONGEST_OUTPUT[1]
         if self.source == CHATML:
             return [sandbox.render_template(chatml(), request, most) for request in requests]
         return process_of(self.source).render(self.source, requests, most, self.seconds)
+
+
+@functools.lru_cache(maxsize=1024)
+def around_answers(
+    template: ChatTemplate, roles: tuple[str, ...], now: str | None
+) -> dict[int, tuple[str, str]] | None:
+    """What the template writes before and behind each answer in a conversation of these roles: between where the answer
+    starts and its content, and between that and the end of its message. None where the template refuses it.
+    """
+    messages = [{"role": role, "content": f"Text {k} here."} for k, role in enumerate(roles)]
+    turns = [i for i, message in enumerate(messages) if is_learned(message)]
+    try:
+        text, stretches = template._render([(messages, False)], now)[0]
+        areas, places = template._answers(messages, text, now), places_of_contents(stretches)
+    except ChatError:
+        return None
+    if any(text[slice(*places.get(i, (0, 0)))] != messages[i]["content"] for i in turns):
+        return None
+    return {
+        i: (text[start : places[i][0]], text[places[i][1] : end]) for i, (start, end) in zip(turns, areas, strict=True)
+    }
+
+
+def places_of_contents(stretches: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
+    """Where the text of each message, whose role is a known one, starts and ends; those that are cut are left out."""
+    places: dict[int, tuple[int, int]] = {}
+    at, cut = 0, set()
+    for origin, length in stretches:
+        number = origin - sandbox.FIRST_MESSAGE
+        if number >= 0:
+            cut |= {number} & places.keys()
+            places[number] = (at, at + length)
+        at += length
+    return {number: span for number, span in places.items() if number not in cut}
 
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:
@@ -184,13 +291,11 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     path, own = folder / CONFIG, folder / JINJA
     try:
         if path.exists():
-            config = json.loads(_read_short(path))
+            config = options_beside(folder)
         if own.exists():
-            source = _read_short(own).decode("utf-8")
-    except (OSError, ValueError, RecursionError) as error:
+            source = read_regular(own, LONGEST).decode("utf-8")
+    except (OSError, ValueError) as error:
         raise ChatError(f"the chat template of {folder} cannot be read: {str(error)[:200]}") from None
-    if not isinstance(config, dict):
-        raise ChatError(f"{path} holds {type(config).__name__}: expected an object with named entries")
     return ChatTemplate.from_config(config, source)
 
 
@@ -200,16 +305,10 @@ def write_chat_template(folder: Path, template: ChatTemplate, end: str = "") -> 
     `end` is the name by which the folder's tokenizer is opened where its tokenizer.json does not say it (`named_end`).
     """
     path = folder / CONFIG
-    config = json.loads(read_regular(path)) if path.exists() else {}
+    config = read_json_file(path) if path.exists() else {}
     config |= {**template.variables, **({"eos_token": end} if end else {}), "chat_template": template.source}
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
     return path
-
-
-def _read_short(path: Path) -> bytes:
-    if path.is_file() and path.stat().st_size > LONGEST_CONFIG:
-        raise ValueError(f"{path.name} has {path.stat().st_size:,} bytes: expected {LONGEST_CONFIG:,} at most")
-    return read_regular(path)
 
 
 def shared_length(one: str, other: str) -> int:
@@ -258,61 +357,73 @@ def is_learned(message: Message) -> bool:
     return message["role"] == "assistant" and message.get("weight", 1) != 0
 
 
-def check_role(role: str, tokenizer: Tokenizer) -> None:
-    """Raise ChatError for an unknown role that is part of a special token: templates write roles inside of markers."""
-    inside = [name for name in tokenizer.special if role in name]
-    if role not in ROLES and inside:
-        raise ChatError(f"there is no role {role!r}: expected one of {', '.join(ROLES)}")
+def check_roles(messages: Sequence[Message], tokenizer: Tokenizer) -> None:
+    """Raise ChatError for an unknown role that is part of the name of a special token."""
+    for role in {message["role"] for message in messages} - {*ROLES}:
+        if any(role in name for name in tokenizer.special):
+            raise ChatError(f"there is no role {role!r}: expected one of {', '.join(ROLES)}")
 
 
 class Marker:
-    """Tells the special tokens that a template writes from the same characters in a message.
+    """Finds the special tokens that a template writes: none of their characters comes from a message."""
 
-    Those in messages are broken by characters that no message contains, and mended behind the template.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, said: str):
+    def __init__(self, tokenizer: Tokenizer):
         self.special = {name: i for name, i in tokenizer.special.items() if len(name) > 1 and i != tokenizer.unknown}
-        self.mark = next(mark for n in itertools.count() if (mark := BREAK.format(n)) not in said)
-        names = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True))) or "(?!)"
-        self.markers = re.compile(f"({names})")
-        self.beginnings = tuple(name[:k] for name in self.special for k in range(1, len(name)))
-        self.ends = tuple(name[k:] for name in self.special for k in range(1, len(name)))
-        self.first_characters = re.compile(f"(?={names})(.)", re.DOTALL)
+        self.names = pattern_of_names(tuple(sorted(self.special, key=len, reverse=True)))
 
-    def broken(self, value: Any) -> Any:
-        """The value, the special tokens in its texts broken, and what could become one beside another text."""
-        if isinstance(value, Mapping):
-            return {name: self.broken(one) for name, one in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.broken(one) for one in value]
-        if not isinstance(value, str) or not value.strip():
-            return value
-        text = self.first_characters.sub(lambda match: match[1] + self.mark, value)
-        inner = text.strip()
-        at = text.index(inner)
-        if inner.endswith(self.beginnings):
-            inner += self.mark
-        if inner.startswith(self.ends):
-            inner = self.mark + inner
-        return text[:at] + inner + text[at + len(text.strip()) :]
+    def find(self, text: str, stretches: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
+        """Where each special token that the template writes starts and ends, and its id."""
+        return [(*match.span(), self.special[match[0]]) for match in self._names_in(sandbox.TEMPLATE, text, stretches)]
 
-    def end_of_answer(self, text: str, start: int, end: int) -> int:
-        """Where an answer ends: behind the last marker, if nothing but white space follows it."""
-        last = max((match.end() for match in self.markers.finditer(text, start, end)), default=end)
-        return end if text[last:end].strip() else last
+    def of_unknown_origin(self, text: str, stretches: Sequence[Sequence[int]]) -> set[str]:
+        """The names of special tokens in characters whose origin an operation has lost."""
+        return {match[0] for match in self._names_in(sandbox.UNKNOWN, text, stretches)}
 
-    def parts(self, text: str, spans: Sequence[tuple[int, int]] = ()) -> list[tuple[str | int, bool]]:
-        """The rendered text as texts and special ids in turn, each with whether it lies in one of the spans."""
-        borders = [0, *itertools.chain(*spans), len(text)]
-        parts: list[tuple[str | int, bool]] = []
-        for k, (start, end) in enumerate(itertools.pairwise(borders)):
-            for piece in self.markers.split(text[start:end]):
-                if piece in self.special:
-                    parts.append((self.special[piece], k % 2 == 1))
-                elif plain := piece.replace(self.mark, ""):
-                    parts.append((plain, k % 2 == 1))
-        return parts
+    def _names_in(self, wanted: int, text: str, stretches: Sequence[Sequence[int]]) -> Iterator[re.Match[str]]:
+        at = 0
+        for origin, length in stretches:
+            if origin == wanted:
+                yield from self.names.finditer(text, at, at + length)
+            at += length
+
+
+def without_names(value: Any, pattern: re.Pattern[str]) -> Any:
+    """Messages or tools with as many other characters in the place of each of the names that `pattern` finds."""
+    if isinstance(value, str):
+        return pattern.sub(lambda match: "x" * len(match[0]), value)
+    if isinstance(value, Mapping):
+        return {without_names(name, pattern): without_names(one, pattern) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_names(one, pattern) for one in value]
+    return value
+
+
+@functools.lru_cache(maxsize=8)
+def pattern_of_names(names: tuple[str, ...]) -> re.Pattern[str]:
+    """The expression that finds these names, the first of those that start at the same place."""
+    return re.compile("|".join(map(re.escape, names)) or "(?!)")
+
+
+def end_of_answer(text: str, markers: Sequence[tuple[int, int, int]], start: int, end: int) -> int:
+    """Where an answer ends: behind the last marker, if nothing but white space follows it."""
+    inside = markers[bisect.bisect_left(markers, (start,)) : bisect.bisect_left(markers, (end,))]
+    last = inside[-1][1] if inside else end
+    return end if text[last:end].strip() else last
+
+
+def parts_between(
+    text: str, markers: Sequence[tuple[int, int, int]], spans: Sequence[tuple[int, int]] = ()
+) -> list[tuple[str | int, bool]]:
+    """The text as texts and special ids in turn, each with whether it lies in one of the spans."""
+    special = {start: (end, token) for start, end, token in markers}
+    within = {position for start, end, _ in markers for position in range(start + 1, end)}
+    borders = {0, len(text), *itertools.chain(*spans), *itertools.chain(*(marker[:2] for marker in markers))}
+    parts: list[tuple[str | int, bool]] = []
+    for start, end in itertools.pairwise(sorted(borders - within)):
+        number = bisect.bisect_right(spans, (start, len(text))) - 1
+        inside = number >= 0 and end <= spans[number][1]
+        parts.append((special[start][1] if start in special else text[start:end], inside))
+    return parts
 
 
 @functools.cache
@@ -334,7 +445,7 @@ class TemplateProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def render(self, source: str, requests: Sequence[Mapping[str, Any]], most: int, seconds: float) -> list[str]:
+    def render(self, source: str, requests: Sequence[Mapping[str, Any]], most: int, seconds: float) -> list[Rendered]:
         """The text of the template for each request. Raises ChatError with what is wrong with the template."""
         try:
             line = json.dumps({"source": source, "calls": requests, "most": most, "seconds": seconds})

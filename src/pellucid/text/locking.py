@@ -2,8 +2,14 @@
 
 import errno
 import sys
+import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import IO
+
+from pellucid.json_files import open_for_locking
 
 #: what the system says of a file system that has no locks, as some network drives
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
@@ -34,3 +40,12 @@ def lock(file: IO) -> bool:
             stacklevel=2,
         )
     return True
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of this file, which is made where it is missing, and wait for a process that holds it."""
+    with open_for_locking(path) as file:
+        while not lock(file):
+            time.sleep(0.01)
+        yield

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pellucid.text.read.decompress import encoding_of, unpacked
 from pellucid.text.read.documents import Corpus, Document
 from pellucid.text.read.find import STANDARD_INPUT
-from pellucid.text.read.formats import ROWS
+from pellucid.text.read.formats import ROWS, unit_of
 
 #: how formats are named in messages
 FORMATS = {"html": "HTML", "jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet", "arrow": "Arrow"}
@@ -33,7 +33,7 @@ def one_text(corpus: Corpus) -> OneText:
 
 def _counted(corpus: Corpus) -> str:
     """Describe where the bytes of a corpus of one document come from."""
-    number = corpus.documents.source[0]  # files whose documents are duplicates are among the sources too
+    number = corpus.documents[0].source  # files whose documents are duplicates are among the sources too
     origin, source = corpus.documents.origins[number], corpus.sources[number]
     steps = []
     if origin.format in ROWS:
@@ -53,12 +53,12 @@ def _counted(corpus: Corpus) -> str:
     return f"the bytes in UTF-8 of the text {', '.join(steps)}; {where} has {source.n_bytes:,}"
 
 
-def row_number(document: Document) -> int | None:
-    """The number of the document's row in its file, from 1 on; None for a document that is a file."""
-    return document.index + 1 if document.origin.format in ROWS else None
+def number_of(document: Document, unit: str) -> int | None:
+    """The document's number among the rows, or documents, of its file, from 1 on; None where it is no such `unit`."""
+    return document.index + 1 if unit_of(document.origin) == unit else None
 
 
 def document_name(document: Document) -> str:
     """What messages call a document."""
-    row = row_number(document)
-    return document.origin.name + ("" if row is None else f", row {row:,}")
+    unit = unit_of(document.origin)
+    return document.origin.name + (f", {unit} {document.index + 1:,}" if unit else "")

@@ -54,16 +54,14 @@ class Split:
     cuts: array
     note: str
 
-    def documents(self, part: str, numbers: range | None = None) -> Iterator[Iterator[TextChunk]]:
-        """The documents of one part, or those of them with these numbers, each as an iterator of chunks. Use up each
-        document before you ask for the next.
-        """
+    def documents(self, part: str) -> Iterator[Iterator[TextChunk]]:
+        """The documents of one part, each as an iterator of chunks. Use up each before you ask for the next."""
         if part not in PARTS:
             raise DocumentError(f"there is no part {part!r}: choose one of {', '.join(PARTS)}")
-        lengths, cuts = self.corpus.documents.n_characters, self.cuts
+        lengths, cuts = self.corpus.documents.rows["n_characters"], self.cuts
 
         def wanted(k: int) -> bool:
-            return (numbers is None or k in numbers) and (cuts[k] > 0 if part == "train" else cuts[k] < lengths[k])
+            return cuts[k] > 0 if part == "train" else cuts[k] < lengths[k]
 
         for k, pieces in self.corpus.stream(wanted):
             yield _between(pieces, *((0, cuts[k]) if part == "train" else (cuts[k], lengths[k])))
@@ -92,15 +90,15 @@ class Split:
     def n_bytes(self) -> int:
         """Bytes of the text, without the files that were named to be held out."""
         files = (source.held_out for source in self.corpus.sources)
-        named = np.fromiter(files, dtype=bool)[np.asarray(self.corpus.documents.source)]
-        return int(np.asarray(self.corpus.documents.n_bytes)[~named].sum())
+        named = np.fromiter(files, dtype=bool)[self.corpus.documents.rows["source"]]
+        return int(self.corpus.documents.rows["n_bytes"][~named].sum())
 
     def held_out_documents(self, most: int = LISTED) -> list[tuple[str, int, int]]:
         """The first `most` documents with a held-out part: (file, number in the file, first character held out)."""
-        documents, lengths = self.corpus.documents, np.array(self.corpus.documents.n_characters)
-        numbers = np.flatnonzero(np.array(self.cuts) < lengths)[:most].tolist()
-        files = (self.corpus.sources[documents.source[k]].path for k in numbers)
-        return [(path, documents.index[k], self.cuts[k]) for path, k in zip(files, numbers, strict=True)]
+        rows, sources = self.corpus.documents.rows, self.corpus.sources
+        numbers = np.flatnonzero(np.array(self.cuts) < rows["n_characters"])[:most]
+        named = zip(numbers, rows["source"][numbers].tolist(), rows["index"][numbers].tolist(), strict=True)
+        return [(sources[source].path, index, self.cuts[k]) for k, source, index in named]
 
     def to_dict(self) -> dict:
         """The options that decide the split, in plain JSON types."""
@@ -113,7 +111,7 @@ def split_corpus(corpus: Corpus, held_out: float = 0.1, seed: int = 0, rule: Rul
     If files were named to be held out, exactly these are held out, and the other arguments have no effect.
     Raises DocumentError for a share outside (0, 1) and for a corpus too small to have both parts.
     """
-    lengths = np.array(corpus.documents.n_characters)
+    lengths = corpus.documents.rows["n_characters"]
     if any(source.held_out for source in corpus.sources):
         return _split_as_named(corpus, lengths)
     if not 0 < held_out < 1:
@@ -132,10 +130,10 @@ def split_corpus(corpus: Corpus, held_out: float = 0.1, seed: int = 0, rule: Rul
 def _split_as_named(corpus: Corpus, lengths: np.ndarray) -> Split:
     """Hold out the documents of the files that were named for it, and train on all others."""
     files = [source.held_out for source in corpus.sources]
-    named = np.array(files)[np.asarray(corpus.documents.source)]
+    named = np.array(files)[corpus.documents.rows["source"]]
     if named.all():
         raise DocumentError("every text to train on is also held out, and was left out: give other text to train on")
-    n_bytes = int(np.asarray(corpus.documents.n_bytes)[named].sum())
+    n_bytes = int(corpus.documents.rows["n_bytes"][named].sum())
     documents, own = counted(int(named.sum()), "document"), counted(sum(files), "file")
     note = f"held out: {documents}, {n_bytes:,} bytes, of {own} of your own"
     return Split(corpus, 0.0, 0, "files", array("q", np.where(named, 0, lengths).tobytes()), note)
@@ -154,7 +152,7 @@ def _note(split: Split, asked: Rule, chosen: np.ndarray, uncut: np.ndarray) -> s
             f"{FEWEST / min(split.held_out, 1 - split.held_out):.0f} are needed)",
         }
         return f"the last {share} of every document is held out: {why[asked]}"
-    lengths, n_bytes = np.array(split.corpus.documents.n_characters), np.array(split.corpus.documents.n_bytes)
+    lengths, n_bytes = split.corpus.documents.rows["n_characters"], split.corpus.documents.rows["n_bytes"]
     reached = float(((lengths - np.array(split.cuts)) / lengths * n_bytes).sum() / n_bytes.sum())
     reached_for = f"{reached:.1%} of the bytes ({share} requested)"
     if not n_cut:
@@ -204,8 +202,8 @@ def _choose_stratified(corpus: Corpus, held_out: float, seed: int) -> tuple[np.n
     their share by at most half of the largest text visited.
     """
     firsts, text, sizes = _texts(corpus.documents)
-    scripts = np.asarray(corpus.documents.script)[firsts]
-    folders = _folders(corpus)[np.asarray(corpus.documents.source)[firsts]]
+    scripts = corpus.documents.rows["script"][firsts]
+    folders = _folders(corpus)[corpus.documents.rows["source"][firsts]]
     uncut, chosen = np.zeros(len(firsts), dtype=bool), np.zeros(len(firsts), dtype=bool)
     hashes, octaves = _hashes(corpus.documents, firsts, seed), np.frexp(sizes)[1]
     for script in np.flatnonzero(np.bincount(scripts)):
@@ -236,7 +234,7 @@ def _small_enough(sizes: np.ndarray, held_out: float) -> np.ndarray:
 def _texts(documents: Documents) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The number of the first document with each text, each document's text number, and the bytes of each text."""
     firsts, text = documents.same_text()
-    return firsts, text, np.bincount(text, weights=documents.n_bytes).astype(np.int64)
+    return firsts, text, np.bincount(text, weights=documents.rows["n_bytes"]).astype(np.int64)
 
 
 def _hashes(documents: Documents, firsts: np.ndarray, seed: int) -> tuple[np.ndarray, ...]:

@@ -1,4 +1,4 @@
-"""Processes of this machine that answer messages, so that all cores read and encode.
+"""Processes of this machine that answer messages, so that all cores encode.
 
 A worker is a process of its own (`python -m MODULE`) fed through a pipe: it ends when the pipe is closed, and shares no
 state, such as threads, with the caller.
@@ -15,9 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import local
 from typing import Any, TypeVar
 
-#: how many bytes of text are worth starting workers for to encode it, and to read it, which one process does in a
-#: thirtieth of the time; and the largest number of workers
-WORTH_ENCODERS, WORTH_READERS, MOST_WORKERS = 1 << 23, 1 << 29, 16
+#: bytes of text that are worth starting workers for
+MIN_BYTES = 1 << 23
+MOST_WORKERS = 16
 _SIZE = struct.Struct("<Q")
 
 Item = TypeVar("Item")
@@ -32,9 +32,9 @@ def n_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def choose_workers(n_bytes: int, worth: int) -> int:
-    """How many workers to start for this many bytes, `worth` of which are worth it; 0: this process does the work."""
-    return 0 if n_bytes < worth or n_cores() < 2 else min(n_cores(), MOST_WORKERS)
+def choose_workers(n_bytes: int) -> int:
+    """How many workers to start for this many bytes; 0: this process does the work."""
+    return 0 if n_bytes < MIN_BYTES or n_cores() < 2 else min(n_cores(), MOST_WORKERS)
 
 
 class WorkerPool:

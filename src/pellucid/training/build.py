@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint as recompute
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
 from pellucid.model.attention import choose_attention_kernel
-from pellucid.model.embed import NGrams
 from pellucid.model.lora import adapt, first_adapters, start_adapters
 from pellucid.model.weights import (
     check_same_shapes,
@@ -26,7 +25,6 @@ from pellucid.model.weights import (
     without_memory,
 )
 from pellucid.presets import with_vocabulary
-from pellucid.runs.device import not_compiled
 from pellucid.runs.interrupt import Interruption, Phase
 from pellucid.runs.options import RecipeError, TrainOptions, with_train
 from pellucid.runs.processes import ALONE, Processes
@@ -40,8 +38,8 @@ from pellucid.text.read.pairs import Pairs, PairSplit, split_pairs
 from pellucid.text.split import Split, split_corpus
 from pellucid.text.tokenizers.base import MASK
 from pellucid.text.tokenizers.tokenizer import LEARNED, Kind, Tokenizer, TokenizerError, learn_tokenizer, load_tokenizer
-from pellucid.text.tokens.conversations import ConversationTokens, encode_conversations
-from pellucid.text.tokens.pairs import PairTokens, encode_pairs
+from pellucid.text.tokens.conversations import ConversationTokens, prepare_conversations
+from pellucid.text.tokens.pairs import PairTokens, prepare_pairs
 from pellucid.text.tokens.prepare import prepare_tokens
 from pellucid.text.tokens.store import Tokens
 from pellucid.training import resolve_recipe as resolve
@@ -55,6 +53,7 @@ from pellucid.training.text_parts import (
     read_recipe_pairs,
     read_recipe_text,
 )
+from pellucid.trust import Trust
 
 #: documents from which on a network has seen often enough how one begins
 FEW_DOCUMENTS = 32
@@ -76,7 +75,7 @@ def make_tokenizer(
     recipe: TextRecipe,
     split: Split | PairSplit | ConversationSplit,
     interruption: Interruption,
-    trust: bool = False,
+    trust: Trust = False,
 ) -> Tokenizer:
     """The tokenizer that the recipe asks for, trained on the training part only. Raises Interrupted at a signal.
 
@@ -127,7 +126,7 @@ def read_input(
     template: ChatTemplate,
     interruption: Interruption,
     size: ChooseSizes | None = None,
-    trust: bool = False,
+    trust: Trust = False,
 ) -> tuple[Recipe, Corpus | Pairs | Conversations, Tokens | PairTokens | ConversationTokens, Tokenizer]:
     """The recipe, with its sizes chosen where asked; and what was read, its tokens, and its tokenizer.
 
@@ -148,23 +147,25 @@ def read_pairs_to_train(
     reporter: PlainReporter,
     tokenizer: Tokenizer | None,
     interruption: Interruption,
-    trust: bool = False,
+    trust: Trust = False,
 ) -> tuple[Pairs, PairTokens, Tokenizer]:
-    """The pairs, their ids in memory, and one tokenizer for both sides."""
+    """The pairs, their ids on disk, and one tokenizer for both sides."""
+    check_cache()
     with interruption.phase("reading", "pairs") as phase:
         pairs = read_recipe_pairs(recipe, phase.stage)
     split = split_pairs(pairs, recipe.text.held_out, recipe.train.seed)
     tokenizer = tokenizer or make_tokenizer(recipe, split, interruption, trust)
     interruption.poll()
     with interruption.phase("encoding", "pairs") as phase:
-        tokens = encode_pairs(split, tokenizer, phase.stage)
+        tokens = prepare_pairs(split, tokenizer, cache_folder(), phase.stage)
     train, held = tokens.part("train"), tokens.part("held_out")
     lines = [
         f"pairs: {len(pairs):,} in {counted(len(pairs.files), 'file')}, {pairs.n_bytes:,} bytes; {len(train):,} target "
         f"tokens to train on, {len(held):,} held out",
         split.note,
-        f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids for both sides; in memory {tokens.n_bytes:,} bytes",
+        f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids for both sides",
         *tokenizer.notes,
+        *tokens.notes,
         *pairs.notes,
     ]
     lines += [*lines_on_unknown(tokens, tokenizer), *lines_on_skipped(pairs.skipped)]
@@ -178,9 +179,10 @@ def read_conversations_to_train(
     tokenizer: Tokenizer | None,
     template: ChatTemplate,
     interruption: Interruption,
-    trust: bool = False,
+    trust: Trust = False,
 ) -> tuple[Recipe, Conversations, ConversationTokens, Tokenizer]:
-    """Conversations, their ids in memory, and a tokenizer in which the template's markers are special tokens."""
+    """Conversations, their ids on disk, and a tokenizer in which the template's markers are special tokens."""
+    check_cache()
     with interruption.phase("reading", "conversations") as phase:
         conversations = read_recipe_conversations(recipe, phase.stage)
     split = split_conversations(conversations, recipe.text.held_out, recipe.train.seed)
@@ -192,7 +194,7 @@ def read_conversations_to_train(
         recipe = replace(recipe, new_ids=tuple(i for i in ids if i >= plain.n_vocab))  # others have rows of their own
     interruption.poll()
     with interruption.phase("encoding", "conversations") as phase:
-        tokens = encode_conversations(split, tokenizer, template, phase.stage)
+        tokens = prepare_conversations(split, tokenizer, template, cache_folder(), phase.stage)
     train, held = tokens.part("train"), tokens.part("held_out")
     lines = [
         f"conversations: {len(conversations):,} in {counted(len(conversations.files), 'file')}, "
@@ -202,6 +204,7 @@ def read_conversations_to_train(
         f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids"
         + (f", {' and '.join(missing)} new" if missing else ""),
         *tokenizer.notes,
+        *tokens.notes,
         *lines_on_packing(tokens, recipe.model.n_ctx),
     ]
     lines += [*lines_on_unknown(tokens, tokenizer), *lines_on_skipped(conversations.skipped)]
@@ -271,12 +274,12 @@ def read_text(
     tokenizer: Tokenizer | None,
     interruption: Interruption,
     size: Callable[[TextRecipeT, Split, Phase], tuple[TextRecipeT, list[str]]] | None = None,
-    trust: bool = False,
+    trust: Trust = False,
 ) -> tuple[TextRecipeT, Corpus, Tokens, Tokenizer]:
     """The recipe, with its sizes chosen where asked; the corpus, its tokens on disk, and the tokenizer."""
     check_cache()
     with interruption.phase("reading", "bytes") as phase:
-        corpus = read_recipe_text(recipe, phase.stage)
+        corpus = read_recipe_text(recipe, phase.stage, cache_folder())
     with interruption.phase("choosing what is held out") as phase:
         split, why = split_corpus(corpus, recipe.text.held_out, recipe.train.seed, recipe.text.split), []
     if size is not None:
@@ -295,6 +298,7 @@ def read_text(
         f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids, "
         f"{corpus.n_bytes / (n_train + n_held):.2f} bytes per token",
         *tokenizer.notes,
+        *tokens.notes,
         *corpus.notes,
     ]
     if dropped := sum(source.duplicates for source in corpus.sources):
@@ -334,33 +338,8 @@ def choose_paths(network: Transformer, recipe: Recipe) -> None:
 
 
 def choose_for_device(network: Transformer, recipe: Recipe, device: torch.device, processes: Processes = ALONE) -> None:
-    """Let one process on a CPU compute in its own way: gradients of tables, and what is between matrix products."""
-    is_alone = device.type == "cpu" and processes.n == 1
-    choose_step_functions(network, is_alone and recipe.train.compile != "yes")
-    choose_gradients(network, recipe, is_alone)
-
-
-def choose_gradients(network: Transformer, recipe: Recipe, is_alone: bool) -> None:
-    """Let tables of n-grams have gradients of only those rows that a step meets, where these are few.
-
-    For one process on a CPU: elsewhere the number of rows would have to be waited for, or sent. PyTorch's compiler
-    fails where several tables have such gradients, so the tables are not part of what it compiles.
-    """
-    t = recipe.train
-    is_asked = t.ngram_optimizer == "rmsprop" and is_alone
-    are_few = recipe.tokens_per_step <= recipe.model.ngram_rows / 2
-    for module in network.modules():
-        if isinstance(module, NGrams):
-            module.__class__ = uncompiled_ngrams() if is_asked and are_few and t.compile == "yes" else NGrams
-            for table in module.tables.values():
-                assert isinstance(table, nn.Embedding)
-                table.sparse = is_asked and are_few
-
-
-@cache
-def uncompiled_ngrams() -> type[NGrams]:
-    """NGrams that PyTorch's compiler calls as they are."""
-    return type(NGrams.__name__, (NGrams,), {"forward": not_compiled(NGrams.forward)})
+    """Let one process on a CPU compute what is between matrix products in its own way."""
+    choose_step_functions(network, device.type == "cpu" and processes.n == 1 and recipe.train.compile != "yes")
 
 
 def choose_kernel(network: Transformer, recipe: Recipe) -> None:
@@ -426,7 +405,6 @@ def undivided(a: Architecture) -> str:
         "a network without a readout": a.readout == "none",
         f"experts (mlp.experts = {a.mlp.experts})": a.mlp.experts > 0,
         f"the projections of d_embed = {a.d_embed}": a.d_embed > 0,
-        f"attention.sinks = {a.attention.sinks}": a.attention.sinks != "none",
     }
     return next((what for what, is_there in reasons.items() if is_there), "")
 

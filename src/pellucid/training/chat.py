@@ -111,6 +111,7 @@ class ChatData:
             raise RecipeError(
                 f"part {micro} of {of} of a batch of {self.whole} rows: expected a divisor, and one of its parts"
             )
+        self.packed.part.stored.check_files()
         rows, share = drawn_numbers(step, self.whole, len(self.packed.rows), self.seed), self.whole // of
         own = self._pass(self.packed, rows[micro * share : (micro + 1) * share])
         samples = self._tensor(row_numbers(self.seed, step, np.arange(micro * share, (micro + 1) * share)))
@@ -118,6 +119,7 @@ class ChatData:
 
     def held_out(self) -> Iterator[MicroBatch]:
         """Every held-out row once, in order."""
+        self.measured.part.stored.check_files()
         for first in range(0, len(self.measured.rows), self.batch):
             yield self._pass(self.measured, np.arange(first, min(first + self.batch, len(self.measured.rows))))
 

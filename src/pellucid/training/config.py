@@ -40,6 +40,8 @@ class TextOptions(Options):
     include: str = ""
     #: patterns of file names, separated by commas; files in folders that match one of them are not read
     exclude: str = ""
+    #: the characters at which a document ends and another begins, such as <|endoftext|>; empty: nowhere
+    split_at: str = ""
     #: yes: only the first of several documents with the same text is read
     drop_duplicates: Literal["no", "yes"] = "no"
     #: yes: files that cannot be read are left out, and listed
@@ -73,10 +75,6 @@ class TextOptions(Options):
         refuse_unless(sampled, "sample", f"1 where text.tokenizer = {self.tokenizer}, which does not learn from text")
         divided = self.tokenizer == "bpe" or self.pattern == "gpt2"
         refuse_unless(divided, "pattern", f"gpt2 where text.tokenizer = {self.tokenizer}, which does not use one")
-
-
-#: the rule of holding text out of recipes that were written before there was a choice
-EARLIER = {"split": "documents"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,14 +155,11 @@ class Base:
     revision: str = ""
 
 
-#: the defaults of a run that starts from trained weights: a tenth of the learning rates, and tables of n-grams that are
-#: not forgotten in one reading of the text
+#: the defaults of a run that starts from trained weights: a tenth of the learning rates
 CONTINUING = {
     "train.learning_rate": 5e-4,
     "train.muon_learning_rate": 2e-3,
-    "train.ngram_learning_rate": 3e-4,
     "train.weight_decay": 0.1,
-    "train.ngram_weight_decay": 2.0,
 }
 #: the defaults of a run of adapters
 ADAPTING = {"train.optimizer": "adamw", "train.learning_rate": 2e-3, "train.weight_decay": 0.0}

@@ -1,8 +1,8 @@
 """-log P(target) of each row of logits, by a file of C++ that reads them once for the loss and once for its gradient.
 
 PyTorch's cross-entropy of bfloat16 logits makes five tensors of their size, most of them in float32, which took a third
-of a step of a small network with two thousand ids (docs/log.md). Where logits lie on a CPU in float32 or bfloat16, two
-operations of our own take its place; PyTorch's compiler calls them as they are.
+of a step of a small network with two thousand ids (docs/experiments/step-speed.md). Where logits lie on a CPU in
+float32 or bfloat16, two operations of our own take its place; PyTorch's compiler calls them as they are.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ from pellucid.compiled_source import CompiledSource
 UNSCORED = -100
 #: the file that is compiled
 SOURCE = CompiledSource(Path(__file__).with_name("cross_entropy.cpp"), Path(__file__).with_name("rows.h"))
-#: the smallest vocabulary for which its rows are longer than what it does once for each (docs/log.md)
+#: the smallest vocabulary whose rows are longer than what it does once for each (docs/experiments/step-speed.md)
 LEAST_VOCABULARY = 256
 #: the types of logits that it reads
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -74,7 +74,8 @@ def call(name: str, logits: Tensor, targets: Tensor, *tensors: Tensor) -> None:
     SOURCE.call(f"{name}_{NAMES[logits.dtype]}", (logits, targets, *tensors), sizes)
 
 
-# `torch.library.custom_op` would import PyTorch's compiler at the first call, which takes over a second (docs/log.md)
+# `torch.library.custom_op` would import PyTorch's compiler at the first call, which takes over a second
+# (docs/experiments/step-speed.md)
 torch.library.define("pellucid::losses", "(Tensor logits, Tensor targets) -> (Tensor, Tensor)")
 torch.library.define(
     "pellucid::loss_gradients", "(Tensor logits, Tensor targets, Tensor log_sums, Tensor by) -> Tensor"

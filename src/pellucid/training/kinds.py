@@ -1,4 +1,4 @@
-"""The kinds of runs, and the function that opens each."""
+"""The kinds of runs, and the functions that train and open each."""
 
 from pathlib import Path
 from typing import Any
@@ -6,18 +6,17 @@ from typing import Any
 from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import read_json
 
-#: the public function that opens a run of each kind
-LOADERS = {
-    "transformer": "load",
-    "ngram": "load_predictor",
-    "neural-probabilistic": "load_predictor",
-    "recurrent": "load_predictor",
-    "image-classifier": "load_images",
+#: the public functions that train and open a run of each kind
+FUNCTIONS = {
+    "transformer": ("train", "load"),
+    "ngram": ("train_predictor", "load_predictor"),
+    "neural-probabilistic": ("train_predictor", "load_predictor"),
+    "recurrent": ("train_predictor", "load_predictor"),
 }
 
 
 def recipe_values(run: Path) -> dict[str, Any]:
-    """What recipe.json of a run holds, its kind one of LOADERS.
+    """What recipe.json of a run holds, its kind one of FUNCTIONS.
 
     Raises RecipeError where the file is missing, is damaged, or names another kind.
     """
@@ -25,24 +24,26 @@ def recipe_values(run: Path) -> dict[str, Any]:
         what = "has no recipe.json" if run.exists() else "does not exist"
         raise RecipeError(f"{run} {what}: give the folder of a run, such as runs/NAME")
     values = read_json(path)
-    kind = values.get("kind", "transformer") if isinstance(values, dict) else None
-    if not isinstance(kind, str) or kind not in LOADERS:
+    kind = values.get("kind", "transformer")
+    if not isinstance(kind, str) or kind not in FUNCTIONS:
         raise RecipeError(
             f"{path} is not a recipe: expected an object whose kind is one of "
-            f"{', '.join(LOADERS)}, found {kind!r}; was "
+            f"{', '.join(FUNCTIONS)}, found {kind!r}; was "
             "the file written by a later version, or damaged?"
         )
     return values | {"kind": kind}
 
 
 def kind_of(run: Path) -> str:
-    """The kind of a run, one of LOADERS. Raises RecipeError as `recipe_values` does."""
+    """The kind of a run, one of FUNCTIONS. Raises RecipeError as `recipe_values` does."""
     return recipe_values(run)["kind"]
 
 
-def check_loader(run: Path, loader: str) -> dict[str, Any]:
-    """What recipe.json of a run holds. Raises RecipeError where another function opens runs of this kind."""
+def check_function(run: Path, function: str) -> dict[str, Any]:
+    """What recipe.json of a run holds. Raises RecipeError where another function trains or opens runs of this kind."""
     values = recipe_values(run)
-    if (other := LOADERS[values["kind"]]) != loader:
-        raise RecipeError(f"{run} is a run of kind {values['kind']}: open it with pellucid.{other}(...)")
+    trains, opens = FUNCTIONS[values["kind"]]
+    if function not in (trains, opens):
+        right = f"resume it with pellucid.{trains}" if "train" in function else f"open it with pellucid.{opens}"
+        raise RecipeError(f"{run} is a run of kind {values['kind']}: {right}(...)")
     return values

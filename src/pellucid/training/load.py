@@ -7,20 +7,34 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pellucid.architecture import Architecture
+from pellucid.json_shapes import COUNT, Fields, ListOf, ObjectOf
 from pellucid.model import Transformer
 from pellucid.model.lora import adapt, merge
-from pellucid.model.weights import empty_network, load_state, load_trained
-from pellucid.runs.checkpoint import first_files, mark_needed, named_checkpoint, write_checkpoint
+from pellucid.model.weights import WeightsError, check_stored, empty_network, load_state, load_trained, shapes_of
+from pellucid.parameter_counts import count_parameters, oversized_table
+from pellucid.runs.checkpoint import (
+    MANIFEST,
+    first_files,
+    folder_of,
+    mark_needed,
+    named_checkpoint,
+    steps_of,
+    write_checkpoint,
+)
+from pellucid.runs.device import check_fits
 from pellucid.runs.options import RecipeError
+from pellucid.runs.run_dir import read_json
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from pellucid.training.config import Base
-from pellucid.training.kinds import check_loader
+from pellucid.training.kinds import check_function
 from pellucid.training.recipe import Recipe
+from pellucid.trust import Trust
 
 
 def read_recipe(run: Path) -> Recipe:
     """The recipe of a transformer's run. Raises RecipeError where there is none, or the run is of another kind."""
-    values = check_loader(run, "load")
+    values = check_function(run, "load")
     try:
         return Recipe.from_dict(values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -48,7 +62,7 @@ def load_run(
     base_weights: BaseWeights | None = None,
     dtype: torch.dtype = torch.float32,
     *,
-    trust: bool = False,
+    trust: Trust = False,
 ) -> tuple[Transformer, Tokenizer, int]:
     """The network and the tokenizer of a run at a checkpoint (best, last, or a step), and the step of that checkpoint.
 
@@ -58,19 +72,52 @@ def load_run(
     """
     recipe = read_recipe(run)
     found = named_checkpoint(run, checkpoint)
-    network, where = empty_network(recipe.model, dtype), f"{run}, step {found.step}"
-    if not recipe.adapt.rank:
-        load_state(network, found.weights, where)
-    else:
+    weights, where = found.weights, f"{run}, step {found.step}"
+    if recipe.adapt.rank:
         if base_weights is None:
             raise RecipeError(
                 f"{run} holds only adapters: load it with pellucid.load, which finds the model that they change"
             )
-        load_state(network, base_weights(recipe), f"the model that {run} started from")
+        weights, where = base_weights(recipe), f"the model that {run} started from"
+    network = network_of_size(recipe.model, weights, dtype, where)
+    load_state(network, weights, where)
+    if recipe.adapt.rank:
         adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.new_ids)
-        load_trained(network, found.weights, where)
+        load_trained(network, found.weights, f"{run}, step {found.step}")
         merge(network)
     return network.to(device).eval(), load_tokenizer(run, trust=trust), found.step
+
+
+def network_of_size(a: Architecture, weights: Mapping[str, Tensor], dtype: torch.dtype, where: str) -> Transformer:
+    """A network without values for these weights. Raises WeightsError where it would need more of them."""
+    n_layers = a.n_layers + (0 if a.encoder is None else a.encoder.n_layers)
+    n_numbers = check_stored(shapes_of(weights), n_layers, lambda: count_parameters(a)["total"], where)
+    if wrong := oversized_table(a, n_numbers):
+        raise WeightsError(f"{where}: {wrong}")
+    check_fits(count_parameters(a)["total"], dtype, "cpu")
+    return empty_network(a, dtype)
+
+
+def check_saved(run: Path, recipe: Recipe) -> None:
+    """Raise WeightsError where the last checkpoint of a run is smaller than the network of its recipe.
+
+    A run that has none, or one whose manifest cannot be read, can have any size. Of adapters nothing is known.
+    """
+    if recipe.adapt.rank or not (steps := steps_of(run)):
+        return
+    a, where = recipe.model, f"{run}, step {steps[-1]}"
+    try:
+        tensors = read_json(folder_of(run, steps[-1]) / MANIFEST, TENSORS)["tensors"]
+    except RecipeError:
+        return
+    shapes = {name: entry["shape"] for name, entry in tensors.items()}
+    n_numbers = check_stored(shapes, a.n_layers, lambda: count_parameters(a)["total"], where)
+    if wrong := oversized_table(a, n_numbers):
+        raise WeightsError(f"{where}: {wrong}")
+
+
+#: what `check_saved` reads of a checkpoint's manifest
+TENSORS = Fields({"tensors": ObjectOf(Fields({"shape": ListOf(COUNT)}, needed=("shape",)))}, needed=("tensors",))
 
 
 def keep_first(run: Path, weights: Mapping[str, Tensor]) -> None:

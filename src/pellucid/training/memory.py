@@ -1,41 +1,44 @@
-"""The memory of a training step, found by running one on tensors that have sizes and no numbers.
+"""The memory of a training step, by formula: weights, gradients and averages; what the layers keep for the backward
+pass; the logits; and the matrices that Muon updates at once.
 
-Network, loss, backward pass, clipping and optimiser are those of a run, so there is no separate formula that could
-differ from them. All tensors that exist at the same time are counted. Not counted are the working memory of kernels,
-the interpreter and its libraries, and what compiled graphs save.
+Bytes for each position were counted by a step on tensors without numbers, of every kind of norm, MLP and kernel; the
+sums are within 15 % of such a step (tests/training/test_step_memory.py). Not counted are the working memory of kernels,
+the interpreter and its libraries, what compiled graphs save, and what the allocator keeps of freed memory, for which
+`plan` leaves a share of the machine (USABLE).
 """
 
-import warnings
-import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from pellucid.model.dropout import draw_by_sample
+from pellucid.architecture import Architecture
+from pellucid.model import Transformer
+from pellucid.model.kernels import why_not_fused
+from pellucid.model.lora import adapt
+from pellucid.model.weights import without_memory
 from pellucid.parameter_counts import count_parameters
 from pellucid.runs.device import free_bytes
-from pellucid.runs.optimizer import make_optimizer
-from pellucid.runs.options import RecipeError, with_train
+from pellucid.runs.optimizer import OptimizerName, optimizer_of
+from pellucid.runs.options import RecipeError
 from pellucid.runs.processes import ALONE, Processes
-from pellucid.training.build import choose_paths, n_logits
-from pellucid.training.memory_lines import NoClosedFormError, bare_network, micro_batch_of, step_lines
-from pellucid.training.objectives import MANY_LOGITS, autocast, with_dropout_by_sample
+from pellucid.training.build import n_logits
+from pellucid.training.config import AdapterOptions
+from pellucid.training.objectives import CHUNK, MANY_LOGITS
 from pellucid.training.recipe import Recipe
-from pellucid.training.resolve_recipe import n_trained, possible_passes, training_bytes
+from pellucid.training.resolve_recipe import n_trained
 
-#: layers of the two networks that are run, or timed, instead of a deeper one: memory and time are linear in the number
-#: of further layers
+#: layers of the two networks that are timed instead of a deeper one: time is linear in the number of further layers
 SHALLOW, DEEP = 2, 4
-#: the quick estimate decides where it is below or above these shares of the available memory; it ignores the pattern
-#: that the explicit kernel keeps (21 times as much at a context of 8,192), and recomputation
-CLEAR = (0.04, 40.0)
+#: how far the formula may be from what a step needs
+ERROR = 0.15
+#: bytes of a float32 number, and how many averages each optimiser has of one
+FLOAT, AVERAGES = 4, {"muon": 1, "adamw": 2}
+#: times the width of the stream, bytes that the norms and inputs of a layer's two branches keep of a position
+OF_STREAM = {"none": 8, "layer": 16, "rms": 24}
+#: copies that Muon makes of the matrices of one shape, all at once, and of their products with themselves
+MUON_COPIES = {"float32": (4.5, 2.5), "bfloat16": (3.5, 1.0)}
 
 
 @dataclass(frozen=True)
@@ -55,44 +58,112 @@ class Memory:
         """The largest memory during the step."""
         return max(self.forward, self.backward, self.update)
 
-    def towards(self, other: "Memory", share: float) -> "Memory":
-        """self + share * (other - self), field by field."""
-        return Memory(*(a + share * (b - a) for a, b in zip(self.values, other.values, strict=True)))
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """The fields in order."""
-        return tuple(vars(self).values())
-
 
 def training_memory(recipe: Recipe) -> Memory:
-    """The memory of the second and all later steps of an eager run. The recipe's batch is resolved; `auto` is float32.
-
-    The formulas of `memory_lines` are equal to `walk`. A network that they do not cover is walked instead, with a
-    warning; where it has more than DEEP layers, two shallow networks are, and the result is extrapolated linearly.
+    """The memory of the second and all later steps of an eager run. The recipe's batch is resolved; `auto` is float32
+    and the fused kernel.
     """
-    t = recipe.train
-    any_batch = with_train(recipe, batch=0, accumulate=min(t.accumulate, 2))
-    try:
-        return Memory(*step_lines(any_batch, n_logits(recipe) >= MANY_LOGITS).at(t.batch))
-    except NoClosedFormError as reason:
-        warnings.warn(
-            f"the memory is found by running a step without numbers, which takes longer: {reason}", stacklevel=2
-        )
-        return walked_memory(recipe)
+    a, t = recipe.model, recipe.train
+    rounds, recomputes, chunked = t.precision == "bfloat16", t.recompute == "yes", n_logits(recipe) >= MANY_LOGITS
+    weights = FLOAT * count_parameters(a)["total"]
+    gradients, averages, updating = of_optimizer(recipe)
+    stacks = [part for part in (a, a.encoder) if part is not None]
+    layers = [t.batch * part.n_ctx * layer_bytes(part, recipe) for part in stacks]
+    streams = [t.batch * part.n_ctx * FLOAT * part.d_model for part in stacks]
+    kept = sum(part.n_layers * n for part, n in zip(stacks, streams if recomputes else layers, strict=True))
+    rounded = weights / 2 if rounds else 0.0  # autocast's copies of the weights
+    readout, logits = FLOAT * a.n_vocab * a.d_model, (2 if rounds else FLOAT) * t.batch * a.n_ctx * a.n_vocab
+    # in chunks, the gradient of the readout is known at the end of the forward pass
+    of_loss, working = (readout, 2 * readout + 1.5 * FLOAT * CHUNK) if chunked else (logits, logits)
+    if recomputes and rounds and not chunked:
+        of_loss += readout / 2
+    activations = kept + of_loss + 4 * sum(streams) + (0.0 if recomputes else rounded - chunked * rounds * readout / 2)
+    # of the layer that is computed: further copies of its pattern, where that is written out; a loss in chunks needs
+    # the most memory after the layers have let go of theirs
+    pattern = t.batch * max(part.n_ctx * pattern_bytes(part, recipe) for part in stacks)
+    in_forward, in_backward = (0, 1) if chunked else (2 if recomputes else 1, 2)
+    held = weights + averages + (gradients if t.accumulate > 1 else 0.0)
+    forward = (
+        held + activations + (working if chunked else 0.0) + (rounded if recomputes else 0.0) + in_forward * pattern
+    )
+    first = held + activations + (readout if chunked else working)
+    inner = held + activations - (0.0 if chunked else of_loss) + recomputes * max(layers) + in_backward * pattern
+    last = weights + averages + gradients + max(layers) + in_backward * pattern + readout * (a.unembed == "tied")
+    return Memory(
+        weights,
+        gradients,
+        averages,
+        activations,
+        forward,
+        max(first, inner, last),
+        weights + gradients + averages + updating,
+    )
 
 
-def walked_memory(recipe: Recipe) -> Memory:
-    """The same by `walk` alone; for logits in chunks, extrapolated linearly from two batches."""
-    n, batch = recipe.model.n_layers, recipe.train.batch
-    chunked = first_in_chunks(recipe)
-    if batch > 2 * chunked + 2:
-        few, more = (walked_memory(with_train(recipe, batch=k)) for k in (chunked + 1, 2 * chunked + 2))
-        return few.towards(more, (batch - chunked - 1) / (chunked + 1))
-    if n <= DEEP:
-        return walk(recipe)
-    few, more = (walk(shallow(recipe, depth)) for depth in (SHALLOW, DEEP))
-    return few.towards(more, (n - SHALLOW) / (DEEP - SHALLOW))
+def layer_bytes(a: Architecture, recipe: Recipe) -> float:
+    """Bytes that a layer keeps of a position for the backward pass."""
+    c = 2 if recipe.train.precision == "bfloat16" else FLOAT
+    explicit = writes_pattern(a, recipe)
+    crosses = a.encoder is not None
+    stream = (OF_STREAM[a.norm.kind] * (1.5 if crosses else 1)) * a.d_model
+    stream += ((a.dropout.attn_out > 0) * (1 + crosses) + (a.dropout.mlp_out > 0)) * a.d_model
+    attention = attention_bytes(a, a.n_ctx, c, explicit)
+    if a.encoder is not None:
+        attention += attention_bytes(a, a.encoder.n_ctx, c, explicit)
+    copies = 4 if a.mlp.form == "gated" else 1 if a.mlp.activation == "relu" else 2
+    used = a.mlp.experts_per_token if a.mlp.experts else 1
+    gathered = 2 * c * used * a.d_model if a.mlp.experts else 0
+    return stream + attention + used * copies * c * a.d_ff + gathered
+
+
+def writes_pattern(a: Architecture, recipe: Recipe) -> bool:
+    """Whether attention is computed by the explicit kernel."""
+    return recipe.train.attention == "explicit" or bool(why_not_fused(a)) or a.dropout.pattern > 0
+
+
+def pattern_bytes(a: Architecture, recipe: Recipe) -> int:
+    """Bytes of a position's pattern as far as its layer needs further copies; with dropout it keeps them all."""
+    is_copied = writes_pattern(a, recipe) and not a.dropout.pattern
+    return (2 if recipe.train.precision == "bfloat16" else FLOAT) * a.n_heads * a.n_ctx * is_copied
+
+
+def attention_bytes(a: Architecture, n_keys: int, c: int, explicit: bool) -> float:
+    """Bytes that attention keeps of a position; `c` bytes are those of a number."""
+    q, kv = a.n_heads * a.d_head, a.n_kv_heads * a.d_head
+    norms = 8 * (q + kv) if a.attention.qk_norm != "none" else 0
+    if not explicit:
+        return (2 + a.rotates_somewhere) * c * q + 2 * c * kv + norms
+    patterns = 1 + (a.dropout.pattern > 0) + (a.attention.score_cap > 0)
+    return 4 * c * q + norms + a.n_heads * n_keys * (patterns * c + (a.dropout.pattern > 0))
+
+
+def of_optimizer(recipe: Recipe) -> tuple[float, float, float]:
+    """Bytes of the gradients, of the averages, and of what an update needs beside them."""
+    kinds = trained_shapes(recipe.model, recipe.adapt, recipe.train.optimizer)
+    numbers: Counter[str] = Counter()
+    updating = 0.0
+    matrix, products = MUON_COPIES["bfloat16" if recipe.train.precision == "bfloat16" else "float32"]
+    for (word, shape), n in kinds.items():
+        numbers[word] += n * shape.numel()
+        if word == "muon":
+            copies = matrix + products * min(shape) / max(shape)
+            updating = max(updating, FLOAT * n * shape.numel() * copies)
+    averages = sum(AVERAGES[word] * n for word, n in numbers.items())
+    return FLOAT * numbers.total(), FLOAT * averages, updating
+
+
+@lru_cache(maxsize=64)
+def trained_shapes(
+    a: Architecture, adapters: AdapterOptions, optimizer: OptimizerName
+) -> dict[tuple[OptimizerName, torch.Size], int]:
+    """How many trained parameters there are of each optimiser and shape."""
+    with without_memory():
+        network = Transformer(a)
+        if adapters.rank:
+            adapt(network, adapters.rank, adapters.scaled_by, adapters.modules)
+    return Counter(
+        (optimizer_of(name, p, optimizer), p.shape) for name, p in network.named_parameters() if p.requires_grad
+    )
 
 
 def first_in_chunks(recipe: Recipe) -> int:
@@ -101,82 +172,30 @@ def first_in_chunks(recipe: Recipe) -> int:
 
 
 def check_memory(recipe: Recipe, device: torch.device, processes: Processes = ALONE) -> None:
-    """Raise RecipeError for a run that does not fit into memory, before anything is allocated.
+    """Raise RecipeError for a run that does not fit into memory, even if it needs the ERROR of the formula less; before
+    anything is allocated.
 
-    Of a network that processes divide a lower bound is computed; `pellucid plan --processes` says more.
+    What is too large by a lower bound is refused without the formula, which would build its modules. Of a network that
+    processes divide there is the lower bound alone; `pellucid plan --processes` says more.
     """
-    trained, have = n_trained(recipe), free_bytes(device)
-    a, t = recipe.model, recipe.train
-    quick = training_bytes(a, t.batch, t.precision, trained)
-    # a lower bound: weights, gradients, one average of each, and the input of every block
-    states = 4 * count_parameters(a)["total"] + 8 * trained
+    have, a, t = free_bytes(device), recipe.model, recipe.train
+    # weights, gradients, one average of each, and the input of every block
+    states = FLOAT * count_parameters(a)["total"] + 2 * FLOAT * n_trained(recipe)
     entering = (2 if t.precision == "bfloat16" else 4) * t.batch * a.n_ctx * a.d_model * a.n_layers
-    need: float = quick if quick > CLEAR[1] * have else states + entering
-    if processes.divides_weights:
-        sharing = processes.n_here if device.type == "cpu" else 1
-        need = sharing * (states / processes.n_parts + entering / processes.n)
-    elif need <= have and quick > CLEAR[0] * have:
-        need = training_memory(recipe).peak
+    sharing = processes.n_here if device.type == "cpu" else 1
+    need = sharing * (states / processes.n_parts + entering / processes.n)
+    if need <= have and not processes.divides_weights:
+        need = (1 - ERROR) * training_memory(recipe).peak
     if need > have:
         source = f" and sources of up to {recipe.model.encoder.n_ctx}" if recipe.model.encoder else ""
         here = f" in {processes.n_here} processes of this machine" if processes.divides_weights else ""
         free = " free" if device.type == "cuda" else ""
         raise RecipeError(
-            f"training this would need about {need / 2**30:.1f} GiB{here} and {device.type} has "
+            f"training this would need at least {need / 2**30:.1f} GiB{here} and {device.type} has "
             f"{have / 2**30:.1f} GiB{free}: {count_parameters(a)['total']:,} parameters, {t.batch} sequences of "
             f"{a.n_ctx} tokens{source} a micro-batch. Make d_model, n_layers, n_ctx or batch smaller, or set "
             "recompute=yes"
         )
-
-
-def passes_that_fit(recipe: Recipe, device: torch.device, processes: Processes = ALONE) -> tuple[int, ...]:
-    """The numbers of passes that are compared (`resolve_recipe.possible_passes`), without those that need more memory
-    than there is; the recipe's own, which fits, is among them.
-    """
-    t = recipe.train
-    rows, fitting = t.batch * t.accumulate, []
-    for passes in possible_passes(recipe, device, processes.n_shares):
-        try:
-            if passes < t.accumulate:
-                check_memory(with_train(recipe, batch=rows // passes, accumulate=passes), device, processes)
-        except RecipeError:
-            continue
-        fitting.append(passes)
-    return tuple(fitting)
-
-
-@lru_cache(maxsize=64)
-def walk(recipe: Recipe) -> Memory:
-    """The memory of one step, after an update from gradients of zeros that creates the optimiser's averages."""
-    device, t = torch.device("cpu"), recipe.train
-    with without_numbers() as live:
-        network = bare_network(recipe)
-        choose_paths(network, recipe)
-        weights = live.now
-        optimizer = make_optimizer(recipe, network)
-        loss = with_dropout_by_sample(network, autocast(network.train(), device, t.precision, n_logits(recipe)))
-        parameters = list(network.parameters())
-        bad = torch.zeros((), dtype=torch.bool)
-        for p in parameters:
-            p.grad = torch.zeros_like(p) if p.requires_grad else None
-        optimizer.step(bad)
-        optimizer.zero_grad()
-        before = live.now
-        for _ in range(2 if t.accumulate > 1 else 1):  # during the second pass the gradients of the first exist too
-            held = live.start()
-            total = loss(micro_batch_of(recipe, t.batch))
-            activations, forward = live.now - held, live.peak
-            live.start()
-            total.backward()
-            del total
-            draw_by_sample(network, None)
-            gradients, backward = live.now - before, live.peak
-        live.start()
-        torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        optimizer.step(bad)
-        update = live.peak
-        kept = live.now - weights - gradients
-    return Memory(weights, gradients, kept, activations, forward, backward, update)
 
 
 def shallow(recipe: Recipe, depth: int) -> Recipe:
@@ -184,50 +203,3 @@ def shallow(recipe: Recipe, depth: int) -> Recipe:
     a, share = recipe.model, depth / max(recipe.model.n_layers, 1)
     encoder = a.encoder and replace(a.encoder, n_layers=max(1, round(share * a.encoder.n_layers)))
     return replace(recipe, model=replace(a, n_layers=depth, encoder=encoder))
-
-
-class Live(TorchDispatchMode):
-    """Counts the bytes of all existing tensors, each storage once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self.known: set[int] = set()
-
-    def start(self) -> int:
-        """Reset the peak, and return the bytes that exist now."""
-        self.peak = self.now
-        return self.now
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # called for every tensor, twice as often as any operation runs
-            return args[0].fake_device
-        made = func(*args, **(kwargs or {}))
-        for x in tree_leaves(made):
-            if isinstance(x, Tensor):
-                self.count(x.untyped_storage())
-        return made
-
-    def count(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage until it is freed."""
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self.known:
-            self.known.add(key)
-            self.now += size
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self.forget, key, size)
-
-    def forget(self, key: int, size: int) -> None:
-        """It is freed."""
-        self.known.discard(key)
-        self.now -= size
-
-
-@contextmanager
-def without_numbers() -> Iterator[Live]:
-    """A context in which tensors have sizes, types and lifetimes, but no numbers."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    live = Live()
-    with FakeTensorMode(), live:
-        yield live

@@ -27,7 +27,7 @@ from pellucid.training.cross_entropy import UNSCORED, cross_entropy, is_likelies
 from pellucid.training.expert_use import ExpertUse
 
 #: logits that exist at a time where a pass would have MANY_LOGITS or more: 32 MiB in float32, and 256 MiB; larger
-#: blocks are mapped anew each time (docs/log.md)
+#: blocks are mapped anew each time (docs/experiments/step-speed.md)
 CHUNK, MANY_LOGITS = 2**23, 2**26
 #: what a hidden token is replaced with, by share: the mask, a random token, itself (Devlin et al. 2018, 3.1)
 HIDDEN_AS = (0.8, 0.1, 0.1)

@@ -6,12 +6,14 @@ of the whole pass, so that the losses are those of one process.
 """
 
 import gc
+import itertools
 import logging
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from datetime import timedelta
 from functools import partial
@@ -47,6 +49,7 @@ from pellucid.model.norm import ScaledNorm
 from pellucid.model.positions import Alibi, Relative
 from pellucid.model.tables import Table
 from pellucid.runs.device import compile_block, resolve_device
+from pellucid.runs.launcher import LAUNCHED, end_with_launcher
 from pellucid.runs.options import RecipeError, TrainOptions
 from pellucid.runs.processes import Processes, world_size
 from pellucid.training.build import undivided
@@ -59,8 +62,6 @@ from pellucid.training.trainable import TransformerTrainable
 PATIENCE = timedelta(days=7)
 #: how long a process waits for another one during the steps, and then for an answer of those that still answer
 HANGING, ANSWERING = timedelta(minutes=30), timedelta(seconds=20)
-#: how long the processes have to save after a signal
-SAVING = timedelta(minutes=30)
 
 
 class HangError(RuntimeError):
@@ -84,6 +85,8 @@ class Cluster(Processes):
         self.sharded: FSDPModule | None = None
         #: the processes that read other rows
         self.rows_group: Any = None
+        #: how often this process has waited for the others
+        self.n_asked = 0
 
     def arrange(self, recipe: Recipe) -> None:
         layout, t = recipe.parallel, recipe.train
@@ -142,11 +145,13 @@ class Cluster(Processes):
         return words[0]
 
     def largest(self, value: int) -> int:
+        self.n_asked += 1
         number = torch.tensor(int(value))
         dist.all_reduce(number, dist.ReduceOp.MAX)
         return int(number)
 
     def summed(self, values: Tensor) -> Tensor:
+        self.n_asked += 1
         total = values.clone()
         dist.all_reduce(total, group=self.rows_group)
         return total
@@ -218,7 +223,8 @@ class Cluster(Processes):
         if self.is_first and not self.has_announced:
             dist.broadcast_object_list([None], 0, self.patient_group)
         elif done:
-            dist.barrier(self.patient_group)
+            with suppress(RuntimeError):  # another one was killed, when everything was written
+                dist.barrier(self.patient_group)
         dist.destroy_process_group()
         # what still refers to a group when the interpreter ends makes gloo abort the process
         self.replica = self.sharded = self.patient_group = self.saving_group = self.rows_group = None
@@ -228,6 +234,8 @@ class Cluster(Processes):
 @contextmanager
 def joined() -> Iterator[Processes]:
     """This process joined to the others that the launcher has started; it reads RANK, WORLD_SIZE and MASTER_ADDR."""
+    if pipe := os.environ.pop(LAUNCHED, ""):
+        threading.Thread(target=end_with_launcher, args=(int(pipe),), daemon=True).start()
     has_cuda = torch.cuda.is_available()
     if has_cuda:
         take_own_gpu()
@@ -240,12 +248,34 @@ def joined() -> Iterator[Processes]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-            yield cluster
+            with answering_launcher(cluster) if pipe else nullcontext():
+                yield cluster
         done = True
     except RuntimeError as error:
         raise (cluster.hang_error(error) or error) from None
     finally:
         cluster.leave(done)
+
+
+@contextmanager
+def answering_launcher(cluster: Cluster) -> Iterator[None]:
+    """Tell the launcher of this machine every second that this process lives."""
+    over, store = threading.Event(), own_store()
+
+    def answer() -> None:
+        with suppress(RuntimeError):  # the launcher has died
+            for second in itertools.count():
+                store.set(f"alive/{cluster.rank}", f"{second} {cluster.n_asked}")
+                if over.wait(1):
+                    return
+
+    answering = threading.Thread(target=answer, daemon=True)
+    answering.start()
+    try:
+        yield
+    finally:
+        over.set()
+        answering.join(2)
 
 
 def take_own_gpu() -> None:
@@ -318,7 +348,7 @@ class OwnRows:
         return self.data.n_held_out
 
     @property
-    def held_out_tokens_per_byte(self) -> float | None:
+    def held_out_tokens_per_byte(self) -> float:
         """Held-out tokens per byte of their text."""
         return self.data.held_out_tokens_per_byte
 
@@ -527,44 +557,3 @@ def whole_like(part: Tensor, owner: Tensor) -> Tensor:
         return part
     layout = {"shape": owner.shape, "stride": owner.stride()}
     return DTensor.from_local(part, owner.device_mesh, owner.placements, run_check=False, **layout).full_tensor()
-
-
-#: the exit codes of processes that have said why they end: wrong input, numerics, and signals after saving (`cli.main`)
-SELF_EXPLAINED = (2, 3, 130, 143)
-
-
-def is_news(record: logging.LogRecord) -> bool:
-    """Whether what torchrun logs of its processes is more than they have said themselves.
-
-    That it ends the others when one has ended is not, nor the exit code of one that has said why it ends. That a
-    process was killed, or ended with a traceback, is.
-    """
-    if record.msg.startswith("Sending process"):
-        return False
-    if record.msg.startswith("failed (exitcode") and isinstance(record.args, tuple):
-        return record.args[0] not in SELF_EXPLAINED
-    return True
-
-
-def launch(n: int, words: Sequence[str], max_restarts: int = 0) -> int:
-    """Run `pellucid` with these words in `n` processes of this machine, by torchrun; the exit code of the command.
-
-    Where one of them dies, all are started again up to `max_restarts` times.
-    """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
-
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // n)))
-    # a signal is passed on to every process, which then saves
-    options = ["--standalone", f"--nproc-per-node={n}", f"--shutdown-timeout={SAVING.total_seconds():.0f}"]
-    options += [f"--max-restarts={max_restarts}"]
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(is_news)
-    try:
-        run(parse_args([*options, "--module", "pellucid", *words]))
-    except ChildFailedError as error:
-        _, failure = error.get_first_failure()
-        return failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
-    except SignalException as stopped:
-        return 128 + stopped.sigval
-    return 0

@@ -16,21 +16,23 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from pellucid.architecture import Architecture, architecture_fields
-from pellucid.option_values import ArchitectureError, parse_value, resolve_field
+from pellucid.json_files import LONGEST, JSONFileError, parse_json_object, read_regular
+from pellucid.option_values import ArchitectureError, check_given_once, parse_value, resolve_field
 from pellucid.presets import gated_width, preset
 from pellucid.runs.options import (
-    INTERVALS,
     LENGTHS,
     RecipeError,
     RunRecipe,
     TrainOptions,
     parse_options,
+    recorded_length,
     with_train,
 )
+from pellucid.runs.recipe_changes import changed_entries, flat
 from pellucid.text.read.conversations import holds_conversations
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import Kind
-from pellucid.training.config import ADAPTING, CONTINUING, EARLIER, AdapterOptions, Base, ParallelOptions
+from pellucid.training.config import ADAPTING, CONTINUING, AdapterOptions, Base, ParallelOptions
 from pellucid.training.config import TextOptions as TextOptions
 from pellucid.training.encoder import PREFIX, check_encoder, with_encoder, with_model_fields
 
@@ -40,6 +42,17 @@ class TextRecipe(RunRecipe):
     """The recipe of a model of text: it includes how the text becomes tokens."""
 
     text: TextOptions = field(default_factory=TextOptions)
+
+    @property
+    def input_files(self) -> tuple[str, ...]:
+        return (*self.inputs, *self.text.held_out_files)
+
+    def with_inputs(self, inputs: tuple[str, ...], held_out_files: tuple[str, ...] = ()) -> Self:
+        """As `RunRecipe.with_inputs`, and with other files to hold out where some are given."""
+        if not (inputs or held_out_files):
+            return self
+        text = replace(self.text, held_out_files=held_out_files or self.located(self.text.held_out_files))
+        return replace(super().with_inputs(inputs or self.located(self.inputs)), text=text)
 
 
 TextRecipeT = TypeVar("TextRecipeT", bound=TextRecipe)
@@ -51,7 +64,7 @@ class Recipe(TextRecipe):
 
     `base` is the model that the run started from; a run of adapters does not store its weights.
     `tokens_per_row` is how many tokens a row predicts on average, 0 where it predicts n_ctx of them.
-    `opens_in` is the software that must be able to open the model, "" for none. `new_ids` are the tokens that the base
+    `new_ids` are the tokens that the base
     model did not have.
     """
 
@@ -61,7 +74,6 @@ class Recipe(TextRecipe):
     base: Base | None = None
     kind: str = "transformer"
     tokens_per_row: float = 0.0
-    opens_in: str = ""
     new_ids: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,18 +83,15 @@ class Recipe(TextRecipe):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """What `to_dict` wrote."""
-        written = {"text": EARLIER, "train": {"ngram_optimizer": "adamw"}, "adapt": {}, "parallel": {}}
-        parts = {p: parse_options(PARTS[p], earlier | values.get(p, {}), p) for p, earlier in written.items()}
+        parts = {part: parse_options(kind, values.get(part, {}), part) for part, kind in PARTS.items()}
         return cls(
             inputs=tuple(values["inputs"]),
             base=Base(**values["base"]) if values.get("base") else None,
             model=Architecture.from_dict(values["model"]),
-            segments=tuple((a, b) for a, b in values.get("segments", ())),
-            replans=tuple((a, b) for a, b in values.get("replans", ())),
-            chosen_intervals=tuple(values.get("chosen_intervals", ())),
+            **recorded_length(cls, values),
+            started_in=values.get("started_in", ""),
             kind=values.get("kind", "transformer"),
             tokens_per_row=values.get("tokens_per_row", 0.0),
-            opens_in=values.get("opens_in", ""),
             new_ids=tuple(values.get("new_ids", ())),
             **parts,
         )
@@ -108,19 +117,19 @@ def make_recipe(
     preset_name: str | None,
     changes: Mapping[str, Any],
     start: Recipe | Path | None = None,
-    default_preset: str = "small",
 ) -> Recipe:
-    """A recipe from a preset (`default_preset` unless named), then a recipe or its file, then single fields.
+    """A recipe from a preset (small unless named), then a recipe or its file, then single fields.
 
     Each overrides what came before. `changes` maps field names (`model.d_model`, or `d_model` where no other
     part has it) to values, as text or typed. Raises RecipeError or ArchitectureError: one line that names the
     nearest right field.
     """
+    check_given_once(changes, full_name)
     if isinstance(start, Recipe):
         recipe = with_fields(as_new(start, inputs), changes)
     else:
         name, from_file = _preset_and_fields(preset_name, start)
-        base = Recipe(inputs=inputs, model=preset(name or default_preset))
+        base = Recipe(inputs=inputs, model=preset(name or "small"))
         recipe = with_fields(base, with_objective(inputs, with_changes(from_file, changes)))
     check_tokenizer(recipe.text)
     check_effect(recipe, changes)
@@ -129,8 +138,8 @@ def make_recipe(
 
 def as_new(recipe: Recipe, inputs: tuple[str, ...]) -> Recipe:
     """The recipe without what it records of a run that took place."""
-    of_length = {"segments": (), "replans": (), "chosen_intervals": ()}
-    recorded = {"base": None, "tokens_per_row": 0.0, "opens_in": "", "new_ids": ()}
+    of_length = {"decay": None, "planned": 0, "chosen_intervals": ()}
+    recorded = {"base": None, "tokens_per_row": 0.0, "new_ids": ()}
     return replace(recipe, inputs=inputs, **of_length, **recorded)
 
 
@@ -173,9 +182,11 @@ def make_recipe_on(
     made = with_fields(base, {**CONTINUING, **asked})
     if made.adapt.rank:
         made = with_fields(base, {**ADAPTING, **asked})
-    fixed = ("model.", "text.tokenizer", "text.vocabulary", "text.pattern", "text.sample")
+    fixed = ("model.", *OF_TOKENIZER)
     free = ("model.dropout", "model.n_ctx") if architecture.positions.kind != "learned" else ("model.dropout",)
-    wrong = [line for line in differences(base, made) if line.startswith(fixed) and not line.startswith(free)]
+    # the tokenizer is the model's, so that no option of it says what it is, not even one that is the default
+    wrong = [full for full in map(full_name, changes) if full in OF_TOKENIZER]
+    wrong += [line for line in differences(base, made) if line.startswith(fixed) and not line.startswith(free)]
     if name or wrong:
         raise RecipeError(
             "a run that starts from a model keeps its architecture and tokenizer: leave out "
@@ -183,6 +194,10 @@ def make_recipe_on(
         )
     check_effect(made, changes)
     return made
+
+
+#: the fields that describe the tokenizer of a new run
+OF_TOKENIZER = ("text.tokenizer", "text.vocabulary", "text.pattern", "text.sample")
 
 
 def check_objective_on(
@@ -215,23 +230,21 @@ def check_effect(recipe: Recipe, changes: Mapping[str, Any]) -> None:
 
     Fields of a recipe file are not checked: a run writes every field there, and one file may serve several runs.
     """
-    t, a = recipe.train, recipe.model
-    has_tables = bool(a.ngrams or (a.encoder and a.encoder.ngrams)) and not recipe.adapt.rank
-    tables = "tables of n-grams (model.ngrams), and this run trains none"
+    t, text = recipe.train, recipe.text
+    adapts = (recipe.adapt.rank > 0, "low-rank adapters (--lora), and this run trains none")
     goes_with = {
-        "mask_share": (t.objective == "masked", f"train.objective = masked, not {t.objective}"),
-        "muon_learning_rate": (t.optimizer == "muon", f"train.optimizer = muon, not {t.optimizer}"),
-        "ngram_weight_decay": (has_tables, tables),
-        "ngram_learning_rate": (
-            has_tables and t.ngram_optimizer == "rmsprop",
-            f"train.ngram_optimizer = rmsprop, not {t.ngram_optimizer}" if has_tables else tables,
-        ),
+        "text.pattern": (text.tokenizer == "bpe", f"text.tokenizer = bpe, not {text.tokenizer}"),
+        "adapt.alpha": adapts,
+        "adapt.modules": adapts,
+        "train.mask_share": (t.objective == "masked", f"train.objective = masked, not {t.objective}"),
+        "train.muon_learning_rate": (t.optimizer == "muon", f"train.optimizer = muon, not {t.optimizer}"),
+        "train.sample_prompt": (t.sample_every >= 0, "samples, and train.sample_every = -1 writes none"),
     }
-    named = {full_name(name) for name in changes}
+    named = {full_name(name): value for name, value in changes.items()}
     for name, (has_effect, what) in goes_with.items():
-        value = getattr(t, name)
-        if f"train.{name}" in named and value != getattr(TrainOptions(), name) and not has_effect:
-            raise RecipeError(f"train.{name} = {value} goes with {what}: leave it out")
+        if name in named and not has_effect and not _leaves_open(name, named[name]):
+            part, _, last = name.partition(".")
+            raise RecipeError(f"{name} = {getattr(getattr(recipe, part), last)} goes with {what}: leave it out")
 
 
 def _preset_and_fields(
@@ -272,14 +285,16 @@ def with_changes(from_recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> 
 
 def take_length(changes: Mapping[str, Any], length: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """`changes` without the lengths among them, and `length` with those. Raises RecipeError for two lengths."""
-    hints, rest, found = typing.get_type_hints(TrainOptions), {}, {}
+    hints, rest, of_fields = typing.get_type_hints(TrainOptions), {}, {}
     for name, value in changes.items():
         bare = name.removeprefix("train.")
         if bare in LENGTHS:
-            found[bare] = parse_value(f"train.{bare}", value, hints[bare])
+            if bare in of_fields:
+                raise RecipeError(f"the length is given twice, by {bare} and train.{bare}: give one of them")
+            of_fields[bare] = parse_value(f"train.{bare}", value, hints[bare])
         else:
             rest[name] = value
-    given = [(n, v) for n, v in (*length.items(), *found.items()) if v is not None]
+    given = [(n, v) for n, v in (*length.items(), *of_fields.items()) if v is not None]
     for name, value in given:
         if not 0 < value < float("inf"):
             raise RecipeError(f"{name} = {value}: expected a number above 0")
@@ -316,6 +331,8 @@ def mlp_width(a: Architecture, changes: Mapping[str, Any]) -> dict[str, Any]:
     return {} if d_model == a.d_model else {"mlp.d_ff": gated_width(d_model)}
 
 
+#: the options of reading that do not go with pairs and conversations
+READ_AS_TEXT = ("field", "format", "encoding", "split_at", "drop_duplicates")
 #: the mask that each objective needs: a position must not read the token that it predicts
 OBJECTIVE_MASK = {"next-token": "causal", "prefix": "prefix", "masked": "bidirectional", "source-target": "causal"}
 OBJECTIVE_MASK |= {"chat": "causal"}
@@ -350,8 +367,8 @@ def _checked(recipe: Recipe) -> Recipe:
             "under another mask a token could read what it is to predict, or not read what it may"
         )
     check_encoder(recipe.model, objective)
-    options = {f"text.{n}": getattr(recipe.text, n) for n in ("field", "format", "encoding", "drop_duplicates")}
-    options["text.split"] = recipe.text.split if recipe.text.split == "tail" else ""
+    options = {f"text.{n}": getattr(recipe.text, n) for n in READ_AS_TEXT}
+    options["text.split"] = recipe.text.split if recipe.text.split in ("documents", "tail") else ""
     rows = {"source-target": "pairs", "chat": "conversations"}.get(objective)
     if rows and (given := [n for n, v in options.items() if v not in ("", "auto", "no")]):
         raise RecipeError(f"{given[0]} = {options[given[0]]} does not go with {rows}: leave it out")
@@ -384,6 +401,7 @@ def check_changes(changes: Mapping[str, Any], start: Recipe | Path | None = None
 
     `make_recipe_on` checks what depends on the architecture.
     """
+    check_given_once(changes, full_name)
     _, from_start = _preset_and_fields(None, start)
     named = {full_name(name): value for name, value in with_changes(from_start, changes).items()}
     of_training = {name: value for name, value in named.items() if not name.startswith("model.")}
@@ -450,7 +468,7 @@ def _with_unchecked(recipe: Recipe, asked: Mapping[str, Any]) -> Recipe:
 
 
 #: fields whose defaults of 0 and -1 are rules or values like others, and do not mean that a run chooses a value
-NEVER_OPEN = ("balance", "rank", "alpha", "warmup")
+NEVER_OPEN = ("balance", "rank", "alpha")
 
 
 def _leaves_open(name: str, value: Any) -> bool:
@@ -470,16 +488,15 @@ def read_recipe_file(path: Path, has_model: bool = False) -> dict[str, Any]:
                out, as that run may have gained tokens, and the text decides whether this one gains them
     """
     try:
-        content = path.read_text(encoding="utf-8")
-        values = tomllib.loads(content) if path.suffix == ".toml" else json.loads(content)
+        content = read_regular(path, LONGEST).decode("utf-8")
+        values = tomllib.loads(content) if path.suffix == ".toml" else parse_json_object(content, str(path))
     except OSError as error:
         raise RecipeError(f"the recipe {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise RecipeError(f"the recipe {path} is not valid {path.suffix.lstrip('.') or 'JSON'}: {error}") from None
-    if not isinstance(values, dict):
-        raise RecipeError(f"the recipe {path} holds {type(values).__name__}: expected named fields")
+    except JSONFileError as error:
+        raise RecipeError(f"the recipe {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"the recipe {path} is not valid TOML: {error}") from None
     if "inputs" in values and isinstance(values.get("text"), dict):  # it is a run's recipe
-        values["text"] = EARLIER | values["text"]
         values.pop("parallel", None)  # a new run is laid out by its own number of processes
         if has_model:
             return without_vocabulary_size(fields_of_recipe(values))
@@ -489,38 +506,23 @@ def read_recipe_file(path: Path, has_model: bool = False) -> dict[str, Any]:
 #: the entries of recipe.json that are not fields: the inputs, and what was recorded of the run
 NO_FIELDS = (
     "inputs",
-    "segments",
-    "replans",
+    "started_in",
+    "decay",
+    "planned",
     "chosen_intervals",
     "kind",
     "tokens_per_row",
     "base",
-    "opens_in",
     "new_ids",
 )
 
 
 def fields_of_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a recipe, as dotted names; `values` are nested as in recipe.json."""
-    return _flat({name: value for name, value in values.items() if name not in NO_FIELDS})
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            found[prefix + key] = value
-    return found
+    return flat({name: value for name, value in values.items() if name not in NO_FIELDS})
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:
-    """The fields in which two recipes differ, one line each; `--resume` may change none of them.
-
-    The layout of the processes, the tracker, the intervals and keep_last are none of them: they change no weight. The
-    device and the compilation are none either: they change the last digits.
-    """
-    same = {"track": "no", "device": "auto", "compile": "auto", "keep_last": 1, **dict.fromkeys(INTERVALS, 0)}
-    a, b = (_flat({**with_train(recipe, **same).to_dict(), "parallel": {}}) for recipe in (old, new))
-    return [f"{k}: {a.get(k)} in the run, {b.get(k)} asked for" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]
+    """The fields in which two recipes differ, one line each; `--resume` may change none of them."""
+    changed = changed_entries(old.to_dict(), new.to_dict())
+    return [f"{name}: {a} in the run, {b} asked for" for name, a, b in changed]

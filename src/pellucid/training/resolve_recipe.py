@@ -2,7 +2,6 @@
 
 import math
 import platform
-import statistics
 import time
 from dataclasses import replace
 
@@ -13,41 +12,39 @@ from pellucid.model import Transformer
 from pellucid.model.kernels import KernelName, why_not_fused
 from pellucid.model.lora import adapt
 from pellucid.model.weights import trained_state, without_memory
-from pellucid.parameter_counts import count_parameters
-from pellucid.runs.optimizer import NGRAM_WEIGHT_DECAY, WEIGHT_DECAYS
+from pellucid.parameter_counts import count_active_parameters, count_parameters
+from pellucid.runs.optimizer import WEIGHT_DECAYS
 from pellucid.runs.options import RecipeError, with_train
 from pellucid.text.read.chunks import counted
 from pellucid.training.objectives import CHUNK, MANY_LOGITS
 from pellucid.training.recipe import Recipe
 
 #: bytes: on a CPU, glibc's malloc maps larger tensors anew each time and clears their pages, which costs more than
-#: dividing a batch into several passes (docs/log.md)
+#: dividing a batch into several passes (docs/experiments/step-speed.md)
 MAPPED = 32 * 2**20
 #: least number of tokens of a pass, so that its products stay efficient
 SMALLEST_PASS = 1024
 
+#: the share of a matrix product's speed that a step is assumed to reach where none is timed
+ASSUMED_SHARE = 0.5
 #: the longest context for which the explicit kernel may be faster
 LONGEST_EXPLICIT = 512
 #: the kernels of pellucid.model.kernels that train.attention names
 KERNELS: tuple[KernelName, ...] = ("fused", "explicit")
-#: while the text is read once at the largest learning rate, a row of an n-gram table that no step meets falls to about
-#: e^-FORGETTING of itself: the former in a run that reads the text less than READ_AGAIN times, the latter in others
-#: (docs/log.md); a reading of fewer steps counts as SHORTEST_READING
-FORGETTING, READ_AGAIN, SHORTEST_READING = (6.0, 10.0), 1.5, 50
 #: while the text is read once at the largest learning rate, decay alone takes a matrix of AdamW to about e^-FADING of
-#: itself, where the network has as many weights as the text has targets (docs/log.md)
+#: itself, where the network has as many weights as the text has targets (docs/experiments/rates.md)
 FADING = 0.25
 
 
 def matmul_seconds(device: torch.device, dtype: torch.dtype, n: int = 384) -> float:
-    """Median seconds of an n-cube matrix product."""
+    """The least seconds of an n-cube matrix product."""
     a = torch.randn(n, n, device=device).to(dtype)
     times = []
-    for _ in range(4):
+    for _ in range(6):
         start = time.perf_counter()
         (a @ a)[0, 0].item()  # reading one number waits for the device
         times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+    return min(times)
 
 
 def allowed_kernels(recipe: Recipe, device: torch.device) -> tuple[tuple[KernelName, ...], str]:
@@ -65,13 +62,13 @@ def allowed_kernels(recipe: Recipe, device: torch.device) -> tuple[tuple[KernelN
 
 
 def may_use_bfloat16(device: torch.device) -> bool:
-    """Whether bfloat16 products may be faster than float32 ones: whether the device has units for them, or, where
-    PyTorch cannot say so, whether a small one is.
+    """Whether bfloat16 products are faster than float32 ones: whether a GPU has units for them, elsewhere whether a
+    measured one is.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type == "cpu" and platform.machine().lower() in ("x86_64", "amd64"):
-        return len(processor_flags()) > 1  # what emulates the units takes a hundred times as long
+    if device.type == "cpu" and platform.machine().lower() in ("x86_64", "amd64") and len(processor_flags()) == 1:
+        return False  # what emulates the units takes a hundred times as long
     return matmul_seconds(device, torch.bfloat16) < 0.8 * matmul_seconds(device, torch.float32)
 
 
@@ -99,29 +96,6 @@ def resolve_batch(recipe: Recipe, device: torch.device, shares: int = 1) -> Reci
     fitting = range(min(batch, shares * MAPPED // row), max(0, -(-SMALLEST_PASS // recipe.model.n_ctx) - 1), -1)
     passed = next((n for n in fitting if batch % n == 0 and n % shares == 0), batch) if device.type == "cpu" else batch
     return with_train(recipe, batch=passed, accumulate=batch // passed)
-
-
-def possible_passes(recipe: Recipe, device: torch.device, shares: int = 1) -> tuple[int, ...]:
-    """The numbers of passes that a step with this batch may be divided into and that are compared with each other: the
-    recipe's own, the next smaller one and the next larger one, in order.
-
-    All of them compute the same step. Each process has the same number of rows of a pass, and at least SMALLEST_PASS
-    tokens where there is more than one pass. Only the recipe's own number is left on other devices than a CPU, where
-    more passes are slower, and where `train.balance` adds a loss that depends on what a pass holds. The recipe's batch
-    is resolved.
-    """
-    t, a = recipe.train, recipe.model
-    own, rows = t.accumulate, t.batch * t.accumulate
-    if device.type != "cpu" or (a.mlp.experts and t.balance):
-        return (own,)
-
-    def divides(passes: int) -> bool:
-        return rows % passes == 0 and rows // passes % shares == 0
-
-    most = max(1, rows // shares * a.n_ctx // SMALLEST_PASS)
-    fewer = next((n for n in range(own - 1, 0, -1) if divides(n)), own)
-    more = next((n for n in range(own + 1, most + 1) if divides(n)), own)
-    return tuple(sorted({fewer, own, more}))
 
 
 def divided_anew(recipe: Recipe, shares: int) -> Recipe:
@@ -173,27 +147,13 @@ def resolve_weight_decay(recipe: Recipe, n_train: int) -> tuple[Recipe, str]:
     return with_train(recipe, weight_decay=decay), line
 
 
-def resolve_ngram_weight_decay(recipe: Recipe, n_train: int) -> tuple[Recipe, str]:
-    """The recipe with a weight decay of its tables of n-grams, and a line about it, "" where none are trained.
-
-    n_train  targets of one reading of the text
-
-    A row that a step does not meet becomes (1 - learning_rate ngram_weight_decay) times itself. A row that still knows
-    what followed its n-gram when that place is read again makes the network rely on what held-out text does not
-    confirm. So the decay is FORGETTING / (learning_rate x the steps of one reading), and at least NGRAM_WEIGHT_DECAY,
-    that of a long text. The recipe's batch and the number of its steps are resolved.
+def estimated_seconds(recipe: Recipe, device: torch.device, n_processes: int) -> float:
+    """About how long a step takes that processes divide and none can take alone: 6 FLOPs for each weight and token
+    (Kaplan et al. 2020), tables of n-grams left out, at ASSUMED_SHARE of the speed of a matrix product.
     """
-    t, a = recipe.train, recipe.model
-    if recipe.adapt.rank or not (a.ngrams or (a.encoder and a.encoder.ngrams)):
-        return recipe, ""
-    if t.ngram_weight_decay >= 0:
-        return recipe, f"n-gram tables: weight decay {t.ngram_weight_decay:g}, set in the recipe"
-    steps = n_train / recipe.tokens_per_step
-    readings = recipe.n_steps / steps
-    wanted = FORGETTING[readings >= READ_AGAIN] / (t.learning_rate * max(steps, SHORTEST_READING))
-    decay = max(NGRAM_WEIGHT_DECAY, float(f"{wanted:.2g}"))
-    why = f"one reading of the text takes {steps:,.0f} steps, and the run reads it {readings:.1f} times"
-    return with_train(recipe, ngram_weight_decay=decay), f"n-gram tables: weight decay {decay:g}, chosen: {why}"
+    dtype, n = (torch.bfloat16 if recipe.train.precision == "bfloat16" else torch.float32), 1024
+    work = 6 * count_active_parameters(replace(recipe.model, ngrams=())) * recipe.tokens_per_step
+    return work / n_processes * matmul_seconds(device, dtype, n) / (2 * n**3 * ASSUMED_SHARE)
 
 
 def widest_row(a: Architecture) -> int:

@@ -43,6 +43,7 @@ class SourceTargetData:
             raise PairsError(
                 f"part {micro} of {of} of a batch of {self.whole} pairs: expected a divisor, and one of its parts"
             )
+        self.part.check_files()
         share = self.whole // of
         own = self._pass(self.part, pairs[micro * share : (micro + 1) * share])
         samples = self._tensor(row_numbers(self.seed, step, np.arange(micro * share, (micro + 1) * share)))
@@ -54,6 +55,7 @@ class SourceTargetData:
 
     def held_out(self) -> Iterator[MicroBatch]:
         """Every held-out pair once, in order."""
+        self.measured.check_files()
         for first in range(0, self.measured.n_pairs, self.batch):
             yield self._pass(self.measured, np.arange(first, min(first + self.batch, self.measured.n_pairs)))
 

@@ -1,9 +1,10 @@
 """What a training step on a CPU computes between its matrix products, by a file of C++ that reads each tensor once.
 
 PyTorch makes an RMS norm, a rotation, a softmax or a gate of several operations, each of which reads and writes whole
-tensors and, in bfloat16, copies in float32: a third of a step of a small network (docs/log.md). Where a step is neither
-on a GPU nor compiled by PyTorch, four functions of our own take their place. They are used while a network trains and
-gradients are recorded, so that what is read, measured or saved is computed by the network's own operations.
+tensors and, in bfloat16, copies in float32: a third of a step of a small network (docs/experiments/step-speed.md).
+Where a step is neither on a GPU nor compiled by PyTorch, four functions of our own take their place. They are used
+while a network trains and gradients are recorded, so that what is read, measured or saved is computed by the network's
+own operations.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from pellucid.model.mask import ScoreMask
 from pellucid.model.mlp import GatedMLP
 from pellucid.model.norm import RMSNorm
 from pellucid.model.positions import Rotary
-from pellucid.model.shapes import Keys, Pattern, Queries, Rotation, Sinks
+from pellucid.model.shapes import Keys, Pattern, Queries, Rotation
 from pellucid.model.tap import OFF, Tap
 from pellucid.model.transformer import Backbone
 from pellucid.runs.device import COMPILE_SAVES
@@ -36,7 +37,8 @@ SOURCE = CompiledSource(Path(__file__).with_name("step_functions.cpp"), Path(__f
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 #: the most keys of a row of scores (`LONGEST` in the file)
 MOST_KEYS = 4096
-#: the share of a step that PyTorch's compiler saves beside these functions, where 2 and 3 % were measured (docs/log.md)
+#: the share of a step that PyTorch's compiler saves beside these functions; 2 and 3 % were measured
+#: (docs/experiments/step-speed.md)
 SAVES_BESIDE_OURS = 0.05
 #: blocks of rows whose sums are added up for the gradient of a gain
 BLOCKS = 64
@@ -198,10 +200,10 @@ class SteppedRotary(Rotary):
 class SteppedAttention(ExplicitAttention):
     """ExplicitAttention whose causal pattern our function computes in a training step."""
 
-    def pattern(self, q: Queries, k: Keys, mask: ScoreMask, sinks: Sinks | None = None, tap: Tap = OFF) -> Pattern:
-        is_plain = self.training and mask.is_causal and sinks is None and tap is OFF and q.size(2) <= MOST_KEYS
+    def pattern(self, q: Queries, k: Keys, mask: ScoreMask, tap: Tap = OFF) -> Pattern:
+        is_plain = self.training and mask.is_causal and tap is OFF and q.size(2) <= MOST_KEYS
         if not is_plain or not computes(q):
-            return super().pattern(q, k, mask, sinks, tap)
+            return super().pattern(q, k, mask, tap)
         return CausalPattern.apply(self.scores(q, k))
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pellucid.runs.options import RecipeError
@@ -63,16 +64,17 @@ def _is_number(value: Any) -> bool:
 def reading_of(recipe: TextRecipe) -> ReadOptions:
     """The options of the recipe for finding and reading files."""
     t = recipe.text
-    named = {name: getattr(t, name) for name in ("field", "format", "encoding", "include", "exclude", "licence")}
+    names = ("field", "format", "encoding", "split_at", "include", "exclude", "licence")
+    named = {name: getattr(t, name) for name in names} | {"folder": recipe.input_folder}
     return ReadOptions(drop_duplicates=t.drop_duplicates == "yes", skip_bad=t.skip_bad == "yes", **named)
 
 
-def read_recipe_text(recipe: TextRecipe, progress: Callable | None = None) -> Corpus:
-    """The documents of the recipe's text and of its held-out files."""
+def read_recipe_text(recipe: TextRecipe, progress: Callable | None = None, kept: Path | None = None) -> Corpus:
+    """The documents of the recipe's text and of its held-out files; `kept` as in `read_corpus`."""
     t, reading = recipe.text, reading_of(recipe)
     if t.held_out_files:
-        return read_with_held_out(recipe.inputs, t.held_out_files, progress, reading)
-    return read_corpus(recipe.inputs, progress, reading)
+        return read_with_held_out(recipe.inputs, t.held_out_files, progress, reading, kept=kept)
+    return read_corpus(recipe.inputs, progress, reading, kept=kept)
 
 
 def read_recipe_pairs(recipe: Recipe, progress: Callable[..., None] | None = None) -> Pairs:

@@ -1,26 +1,25 @@
 """Training a transformer on text or pairs: what the pipeline of runs asks of it."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pellucid.model import Transformer
-from pellucid.model.dropout import draw_by_sample
+from pellucid.model.float64 import in_float64
 from pellucid.model.weights import StoredWeights, WithNewRows
 from pellucid.parameter_counts import count_parameters
-from pellucid.runs.device import compiled, resolve_device
+from pellucid.runs.device import resolve_device
 from pellucid.runs.interrupt import Interruption, Phase
 from pellucid.runs.length import plan_in_time
-from pellucid.runs.measure import measure_step, step_without_change
-from pellucid.runs.optimizer import make_optimizer
+from pellucid.runs.measure import measure_step
 from pellucid.runs.pace import Pace
 from pellucid.runs.processes import ALONE, Processes
 from pellucid.runs.reporter import PlainReporter
+from pellucid.runs.run_dir import DATA
 from pellucid.runs.trainable import BatchLoss, HeldOutSums, Trainable
 from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
 from pellucid.text.read.conversations import Conversations
@@ -31,7 +30,6 @@ from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens, describe_difference
 from pellucid.training import resolve_recipe as resolve
-from pellucid.training.autotune import autotune
 from pellucid.training.build import (
     ChooseSizes,
     Weights,
@@ -43,20 +41,19 @@ from pellucid.training.build import (
     describe_model,
     describe_step,
     each_first_value,
-    first_weights,
     fit_to_input,
     n_logits,
     read_input,
 )
 from pellucid.training.chat import epoch_targets
-from pellucid.training.counted_weights import counted_weights, resolve_first_weights
 from pellucid.training.data import make_data
 from pellucid.training.expert_use import ExpertUse
-from pellucid.training.few_layers import few_layers, network_to_time
 from pellucid.training.load import as_trained, keep_base, keep_first
-from pellucid.training.memory import check_memory, passes_that_fit
+from pellucid.training.memory import check_memory
 from pellucid.training.objectives import MicroBatch, autocast, losses_and_hits, with_dropout_by_sample
 from pellucid.training.recipe import Recipe, TextRecipeT
+from pellucid.training.step_choice import resolve_step
+from pellucid.trust import Trust
 
 #: writes a sample after a prompt by a seed, or gives None where the network's logits are not finite; its last argument
 #: is called with the number of tokens written, and how many there will be; of conversations it gets the template too
@@ -71,6 +68,7 @@ class TextTrainable(Trainable[TextRecipeT]):
     """A model of text, and the text that it is trained on; `read` sets these fields."""
 
     network: Any
+    data_shape = DATA
     corpus: Corpus | Pairs | Conversations
     tokens: Tokens | PairTokens | ConversationTokens
     tokenizer: Tokenizer
@@ -92,60 +90,9 @@ class TextTrainable(Trainable[TextRecipeT]):
         with self.processes.evaluating():
             losses, is_likeliest = losses_and_hits(self.network, batch)
         scored, n_right = losses[batch.counts], int(is_likeliest[batch.counts].sum())
-        own = (scored.double().sum().item(), n_right, scored.numel(), batch.inputs.numel())
+        own = (in_float64(scored).sum().item(), n_right, scored.numel(), batch.inputs.numel())
         nats, *counts = self.processes.summed(torch.tensor(own, dtype=torch.float64)).tolist()
         return HeldOutSums(nats, *map(int, counts))
-
-
-class TransformerStepTimer:
-    """Takes steps of a transformer's run to time them, and leaves its first weights (`training.autotune.StepTimer`)."""
-
-    def __init__(self, trainable: "TransformerTrainable", interruption: Interruption):
-        self.trainable, self.interruption = trainable, interruption
-        processes = trainable.processes
-        self.compiles, self.shares, self.divides = processes.n == 1, processes.n_shares, processes.divides_weights
-        self.is_used = False
-
-    def measure(self, recipe: Recipe, budget: float) -> float:
-        self.is_used, self.trainable.recipe = True, recipe
-        choose_kernel(self.trainable.network, recipe)
-        with self.interruption.phase("measuring a step") as phase:
-            return measure_step(self.trainable, phase, budget)
-
-    def networks(self) -> Sequence[tuple[int, Callable[[], object]]]:
-        return self.trainable.networks_to_time()
-
-    def steps(self, recipes: Sequence[Recipe]) -> list[Callable[[], None]]:
-        self.is_used, trainable = True, self.trainable
-        network = trainable.network.train()
-        recipes = [replace(recipe, model=network.architecture) for recipe in recipes]
-        optimizer = make_optimizer(recipes[0], network)  # its averages exist once, whatever is compared
-
-        def step_of(recipe: Recipe) -> Callable[[], None]:
-            trainable.recipe, t = recipe, recipe.train
-            loss = trainable.make_loss()
-            by_sample = with_dropout_by_sample(network, compiled(loss) if t.compile == "yes" else loss)
-            step = step_without_change(trainable, by_sample, optimizer)
-
-            def take() -> None:
-                choose_kernel(network, recipe)
-                choose_for_device(network, recipe, trainable.device, trainable.processes)
-                optimizer.set_precision(t.precision)
-                step()
-
-            return take
-
-        return [step_of(recipe) for recipe in recipes]
-
-    def restore(self) -> None:
-        """Put back the first weights; where processes divide them, the network without memory."""
-        trainable = self.trainable
-        if self.is_used and trainable.is_made_in_parts:
-            trainable.build()
-        elif self.is_used:
-            draw_by_sample(trainable.network, None)
-            first_weights(trainable.network, trainable.recipe, trainable.weights)
-            trainable.network.zero_grad(set_to_none=True)
 
 
 class TransformerTrainable(TextTrainable[Recipe]):
@@ -176,14 +123,14 @@ class TransformerTrainable(TextTrainable[Recipe]):
         checks: PreRunChecks | None = None,
         choose_sizes: ChooseSizes | None = None,
         processes: Processes = ALONE,
-        trust: bool = False,
+        trust: Trust = False,
     ):
         self.recipe, self.sampler, self.weights, self.processes = recipe, sampler, weights, processes
         self.checks, self.choose_sizes = checks, choose_sizes
-        self.known_tokenizer, self.chat_template, self.trust = tokenizer, chat_template, trust
+        self.known_tokenizer, self.chat_template = tokenizer, chat_template
+        self.trust: Trust = trust
         self.check_files: dict[str, Any] = {}
         self.expert_use: ExpertUse | None = None
-        self.counted: dict[str, torch.Tensor] = {}
 
     def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
         resolve_device(self.recipe.train.device)  # refused before the text is read
@@ -222,18 +169,17 @@ class TransformerTrainable(TextTrainable[Recipe]):
             self.build(device)
         interruption.poll()
 
-        n_train = self.n_train
-        timer = TransformerStepTimer(self, interruption)
-        passes = () if asked.accumulate else passes_that_fit(self.recipe, device, self.processes)
-        generators = [device] if device.type == "cuda" else []
-        with interruption.phase("timing steps") as phase, torch.random.fork_rng(generators):
-            self.recipe, lines = autotune(self.recipe, n_train, device, timer, phase, pace, passes)
-        timer.restore()
-        self.recipe, counted = resolve_first_weights(self.recipe, self.weights is not None)
+        def measure(recipe: Recipe, budget: float) -> float:
+            self.recipe = recipe
+            choose_kernel(self.network, recipe)
+            with interruption.phase("timing a step") as phase:
+                return measure_step(self, phase, budget)
+
+        n_train, generators = self.n_train, [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(generators):
+            self.recipe, lines = resolve_step(self.recipe, n_train, device, measure, pace)
+        self.network.zero_grad(set_to_none=True)
         recipe = self.recipe
-        with interruption.phase("counting first weights", "tokens") as phase:
-            self.count_first_weights(phase)
-        lines.append(counted)
         choose_kernel(self.network, recipe)
         choose_for_device(self.network, recipe, device, self.processes)
         if recipe.adapt.rank:
@@ -246,10 +192,8 @@ class TransformerTrainable(TextTrainable[Recipe]):
             pace.know(data.n_held_out, resolve.n_trained(recipe), most, self.finish_cost, self.can_sample)
             recipe, sentence = plan_in_time(recipe, opened, pace)
             lines.append(sentence)
-        for choose in (resolve.resolve_weight_decay, resolve.resolve_ngram_weight_decay):
-            recipe, decay = choose(recipe, n_train)
-            lines.append(decay)
-        self.recipe = recipe
+        self.recipe, decay = resolve.resolve_weight_decay(recipe, n_train)
+        recipe, lines = self.recipe, [*lines, decay]
         n_parameters = count_parameters(recipe.model)["total"]
         model = [describe_model(recipe.model, n_parameters), describe_step(asked, recipe)]
         return [*model, *filter(None, lines), *self.lines_on_whole_weights(), *checked]
@@ -286,42 +230,15 @@ class TransformerTrainable(TextTrainable[Recipe]):
         self.network = build_network(self.recipe, device, self.weights)
         choose_for_device(self.network, self.recipe, device, self.processes)
 
-    def count_first_weights(self, told: Callable[[int], object]) -> None:
-        """Count first values in the training text where the recipe says so; `told` hears how many tokens are read."""
-        t = self.recipe.train
-        if t.first_weights == "counted" and not self.counted:
-            assert isinstance(self.tokens, Tokens)  # of other kinds of text nothing is counted
-            self.counted = counted_weights(self.recipe.model, self.tokens.part("train"), t.seed, t.init_std, told)
-
-    def set_first_weights(self) -> None:
-        self.count_first_weights(lambda _: None)  # a run that begins again, and one process of several
-        if self.is_made_in_parts:
-            return  # each process takes its parts of them in `lay_out`
-        parameters = dict(self.network.named_parameters())
-        with torch.no_grad():
-            for name, values in self.counted.items():
-                parameters[name].copy_(values)
-        self.counted.clear()
-
     def each_first_value(self) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
         """Every parameter and its values before the first step, one whole tensor after another."""
-        names = {p: name for name, p in self.network.named_parameters()}
-        for p, values in each_first_value(self.network, self.recipe, self.weights):
-            values = self.counted.pop(names[p], values)
-            yield p, values
-            del values  # before the next tensor is read
+        yield from each_first_value(self.network, self.recipe, self.weights)
         if not (self.recipe.adapt.rank and self.processes.is_first):  # which adds them to samples
             self.weights = None
 
-    def networks_to_time(self) -> Sequence[tuple[int, Callable[[], object]]]:
-        if not self.is_made_in_parts:
-            return super().networks_to_time()
-        return [(times, partial(self.build_to_time, recipe)) for times, recipe in few_layers(self.recipe)]
-
-    def build_to_time(self, recipe: Recipe) -> None:
-        """Make a network of few layers, in the place of the one that was timed before."""
-        del self.network
-        self.recipe, self.network = recipe, network_to_time(recipe, self.device, self.processes.n_shares)
+    def estimated_step_seconds(self) -> float | None:
+        # a first guess: a run of minutes follows the speed of its own steps
+        return resolve.estimated_seconds(self.recipe, self.device, self.processes.n) if self.is_made_in_parts else None
 
     def build_whole(self) -> None:
         self.network = build_network(self.recipe, self.device, self.weights)

@@ -119,7 +119,8 @@ def padding_inputs(a: Architecture, columns: Sequence[slice], width: int, side: 
     elif side == "left":
         mask = visible_keys(lengths, [0] * len(lengths), real.device)
         inputs |= {} if mask is None else {"mask": mask}
-    if side == "left":
+    # the largest position of a row says which frequencies longrope has
+    if side == "left" or a.frequency_border:
         inputs["positions"] = (real.cumsum(1) - 1).clamp(min=0)
     return inputs
 

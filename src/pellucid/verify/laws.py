@@ -27,7 +27,7 @@ from pellucid.verify.report import TOLERANCE, Result
 
 
 def causality(s: Subject) -> Result:
-    """Later tokens change no earlier logits: bitwise, and to rounding in a mixture of experts.
+    """Later tokens change no earlier logits of a text of one length: bitwise, and to rounding in a mixture of experts.
 
     An expert multiplies the rows of all tokens that choose it at once, so that a later token changes how many rows a
     product has, and with it the order of its sums; a mixture is therefore examined in float64.
@@ -66,13 +66,17 @@ def cached_is_uncached(s: Subject) -> Result:
     n, worst = s.longest.size(1), 0.0
     if s.a.attention.mask == "bidirectional":
         return Result(None, "attention.mask = bidirectional: nothing can be cached")
+    # a cache does not go on where a longer text has other frequencies
+    longer, n = n, min(n, s.a.frequency_border or n)
     splits = {"token by token": [1] * n, "in halves": [n // 2, n - n // 2], "all but the last": [n - 1, 1]}
+    if longer > n + 1:
+        splits["beyond the border of its frequencies"] = [n + 1] + [1] * (longer - n - 1)
     for how, sizes in splits.items():
-        first, apart = compare_cached(s, s.longest, sizes)
+        first, apart = compare_cached(s, s.longest[:, : sum(sizes)], sizes)
         if first is not None:
             return broken_by(first, f"read {how}")
         worst = max(worst, apart)
-    return Result(True, f"{len(splits)} ways to split {n} tokens, at most {worst:.1e}")
+    return Result(True, f"{len(splits)} ways to split {longer} tokens, at most {worst:.1e}")
 
 
 def compiled_is_ordinary(s: Subject) -> Result:
@@ -90,15 +94,14 @@ def compiled_is_ordinary(s: Subject) -> Result:
 
 
 def rows_sum_to_one(s: Subject) -> Result:
-    """Each row of every pattern is a probability over the keys it may read and its sink, and 0 on hidden keys."""
+    """Each row of every pattern is a probability over the keys it may read, and 0 on hidden keys."""
     patterns = [n for n in names(s.a) if n.endswith(".pattern")]
-    recorder = Recorder([*patterns, *(_scores_of(name) for name in patterns)])
+    recorder = Recorder(patterns)
     run_engine(s.exact, s.longest, tap=recorder)
     n, worst = s.longest.size(1), 0.0
     for name in patterns:
         pattern = recorder.values[name]
-        beside = _share_of_sink(s.exact, name, recorder.values[_scores_of(name)])
-        gap = (pattern.sum(-1) + beside - 1).abs().max().item()
+        gap = (pattern.sum(-1) - 1).abs().max().item()
         if not gap <= 1e-12:
             return Result(False, f"{name}: a row sums to 1 + {gap:.1e}", name)
         worst = max(worst, gap)
@@ -107,17 +110,6 @@ def rows_sum_to_one(s: Subject) -> Result:
             if pattern[0, :, torch.from_numpy(~allowed)].any():
                 return Result(False, f"{name}: a row gives weight to what its mask hides", name)
     return Result(True, f"{len(patterns)} patterns, within {worst:.1e}; hidden keys get 0")
-
-
-def _scores_of(pattern: str) -> str:
-    """The name of the scores of which a pattern is computed."""
-    return pattern.removesuffix("pattern") + "scores"
-
-
-def _share_of_sink(network: Transformer, pattern: str, scores: Tensor) -> Tensor | float:
-    """exp(sink_h) / (exp(sink_h) + sum_j exp(score_ij)) of each row [b, h, i]; 0 without sinks."""
-    sinks = dict(network.named_parameters()).get(pattern.removesuffix("pattern") + "sinks")
-    return 0.0 if sinks is None else (sinks.detach()[:, None] - scores.logsumexp(-1)).sigmoid()
 
 
 def text_comes_back(s: Subject) -> Result:

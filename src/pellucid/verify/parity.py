@@ -54,6 +54,7 @@ class Parity:
     worst      the number of that text, and what is special about it
     first      the first tensor that differs there, among those that both implementations show
     unread     parts of the model that were not compared
+    of_source  that of our reading of the source with the source's own implementation, where that is another one
     """
 
     other: str
@@ -68,6 +69,7 @@ class Parity:
     worst: tuple[int, str] = (0, "")
     first: str = ""
     unread: tuple[str, ...] = ()
+    of_source: "Parity | None" = None
 
     @property
     def holds(self) -> bool:
@@ -84,7 +86,8 @@ class Parity:
         )
 
     def __str__(self) -> str:
-        return self.figures + (f"; not read: {'; '.join(self.unread)}" if self.unread else "")
+        source = f"; of the source: {self.of_source.figures}" if self.of_source else ""
+        return self.figures + source + (f"; not read: {'; '.join(self.unread)}" if self.unread else "")
 
     def named(self, find: Callable[[int], str]) -> "Parity":
         """The same; if it does not hold, with the first tensor that differs, which `find` looks for in the

@@ -157,11 +157,11 @@ class Defined:
 
     def __init__(self, a: Architecture, weights: Weights, plan: ReadingPlan):
         self.a, self.weights, self.plan = a, weights, plan
-        self.windows: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+        self.windows: dict[tuple[int, int, bool], dict[str, np.ndarray]] = {}
 
     def of(self, done: Read) -> dict[str, np.ndarray]:
         """The expected tensors of `done`, in order of computation; the logits are those of the last token."""
-        key = done.prompt, done.start
+        key = done.prompt, done.start, done.n <= self.a.frequency_border
         if key not in self.windows:
             self.windows[key] = defined(self.a, self.weights, self.row(*key))
         slot = Place(0, slice(done.n - done.n_new, done.n), slice(0, done.n), ALL)
@@ -171,9 +171,12 @@ class Defined:
                 expected[name] = value[..., : done.n]  # a beginning of the window has no later keys
         return expected | {"logits": expected["logits"][0, -1]}
 
-    def row(self, prompt: int, start: int) -> ReferenceText:
-        """The longest window of a prompt that begins at this token; shorter ones are its beginnings."""
-        tokens = torch.tensor([self.plan.windows(prompt, self.a.n_ctx)[start]])
+    def row(self, prompt: int, start: int, short: bool) -> ReferenceText:
+        """The longest window of a prompt that begins at this token, of those with the frequencies of short texts where
+        `short` is set; shorter ones are its beginnings.
+        """
+        window = self.plan.windows(prompt, self.a.n_ctx)[start]
+        tokens = torch.tensor([window[: self.a.frequency_border] if short else window])
         source = None if self.plan.sources is None else torch.tensor([self.plan.sources[prompt]])
         mask = None
         if self.a.attention.mask == "prefix":

@@ -14,7 +14,7 @@ def what_is_not_read(s: Subject) -> tuple[str, ...]:
         *_windows(s),
         *_packed(s),
         *_generated(s),
-        "dropout, tokens that are guessed ahead, and graphs that are compiled or recorded",
+        "dropout, and graphs that are compiled",
     )
 
 

@@ -61,11 +61,22 @@ export const marked = (text) => spelled(text).map((n) => n.textContent ?? n).joi
 export const dark = matchMedia("(prefers-color-scheme: dark)");
 let theme = null; // light or dark once it is chosen by hand; the system's until then
 
+/** True while the page is being printed: it is light then, and drawn for paper (common_print.css). */
+export let printing = false;
+
 /** Dress the page: the style sheet goes by data-theme. */
 export function dress() {
-  document.documentElement.dataset.theme = theme ?? (dark.matches ? "dark" : "light");
+  document.documentElement.dataset.theme = printing ? "light" : theme ?? (dark.matches ? "dark" : "light");
 }
 dress();
+
+for (const event of ["beforeprint", "afterprint"]) addEventListener(event, () => {
+  printing = event === "beforeprint";
+  document.documentElement.toggleAttribute("data-printing", printing);
+  dress();
+  readRamps();
+  for (const listener of listeners) listener(); // at once: the picture for the printer is taken when this returns
+});
 
 /** A button that changes from light to dark and back. */
 export function themeButton() {
@@ -116,4 +127,12 @@ export function colourOf(x, ramp = "amount") {
 // Numbers ------------------------------------------------------------------------------------
 
 export const three = (x) => (x === null || Number.isNaN(x) ? "\u2013" : Math.abs(x) >= 0.001 || x === 0 ? String(Number(x.toPrecision(3))) : x.toExponential(1));
-export const percent = (x) => (x >= 0.0995 ? `${Math.round(100 * x)} %` : x >= 0.001 ? `${(100 * x).toFixed(1)} %` : "< 0.1 %");
+export const percent = (x) => (x >= 0.0005 ? `${(100 * x).toFixed(1)} %` : "< 0.1 %");
+
+/** How the numbers of one row or column are written: with the decimals that give the largest of them three digits. */
+export function alike(values) {
+  const known = values.filter((x) => Number.isFinite(x)), most = known.reduce((m, x) => Math.max(m, Math.abs(x)), 0);
+  const decimals = known.every(Number.isInteger) ? 0 : Math.max(0, 2 - Math.floor(Math.log10(most)));
+  const write = (x) => (most < 0.001 && most > 0 ? (x ? x.toExponential(1) : "0") : x.toFixed(decimals).replace(/^-(?=[0.]*$)/, ""));
+  return (x) => (Number.isFinite(x) ? write(x) : "\u2013");
+}

@@ -1,7 +1,7 @@
 // What the pages without a framework share: chips, bars, the key of a ramp, the arrow keys.
 // A page of one file has this text in its script without the words import and export.
 
-import { colourOf, follow, make, spelled } from "./common.js";
+import { alike, colourOf, follow, make, spelled } from "./common.js";
 
 export const chip = (text, attributes = {}) => make("span", { class: "chip", dir: "auto", ...attributes }, ...spelled(text));
 
@@ -26,15 +26,16 @@ export function arrows(element, { left, right, up, down }) {
 
 export const within = (x, n) => Math.min(n - 1, Math.max(0, x));
 
-/** Rows of label, bar and number: [{name: node, value, text}], signed around the middle where any is negative. */
-export function bars(rows, attributes = {}) {
-  const size = Math.max(...rows.map((r) => Math.abs(r.value)), 1e-12), signed = rows.some((r) => r.value < 0);
-  const box = make("div", { class: "bars", ...attributes });
+/** Rows of label, bar and number: [{name: node, value, text}], signed around the middle where any is negative. A whole bar is
+    `most`, 1 for shares, or the largest value. */
+export function bars(rows, most = null) {
+  const size = most ?? Math.max(...rows.map((r) => Math.abs(r.value)), 1e-12), signed = rows.some((r) => r.value < 0);
+  const box = make("div", { class: "bars" }), number = alike(rows.map((r) => r.value));
   for (const row of rows) {
-    const width = (Math.abs(row.value) / size) * (signed ? 50 : 100);
+    const width = Math.min(1, Math.abs(row.value) / size) * (signed ? 50 : 100);
     const start = signed ? (row.value < 0 ? 50 - width : 50) : 0;
     const fill = make("div", { class: "fill", style: { left: `${start}%`, width: `${width}%`, background: row.value < 0 ? "var(--negative)" : "var(--positive)" } });
-    box.append(make("div", { class: row.wanted ? "name wanted" : "name" }, row.name), make("div", { class: "track" }, fill), make("div", { class: "number" }, row.text));
+    box.append(make("div", { class: row.wanted ? "name wanted" : "name" }, row.name), make("div", { class: "track" }, fill), make("div", { class: "number" }, row.text ?? number(row.value)));
   }
   return box;
 }

@@ -4,7 +4,7 @@ from pellucid.hub.tables.bert import BERT, DISTILBERT, ELECTRA, ROBERTA, XLM_ROB
 from pellucid.hub.tables.cohere import COHERE, COHERE2, EXAONE4
 from pellucid.hub.tables.dense import ARCEE, GLM, GLM4, MINISTRAL, NEMOTRON, PHI3, SEED_OSS, STARCODER2
 from pellucid.hub.tables.encoder_decoder import BART, MARIAN, MBART, T5
-from pellucid.hub.tables.experts import GPT_OSS, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
+from pellucid.hub.tables.experts import MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 from pellucid.hub.tables.gemma import GEMMA, GEMMA2, GEMMA3
 from pellucid.hub.tables.gpt import GPT1, GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX
 from pellucid.hub.tables.granite import GRANITE, GRANITEMOE
@@ -51,7 +51,6 @@ FAMILIES = {
         OLMOE,
         QWEN2_MOE,
         MIXTRAL,
-        GPT_OSS,
         PHI3,
         STARCODER2,
         NEMOTRON,

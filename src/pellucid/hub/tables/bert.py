@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from pellucid.hub.tables.entries import BOUNDS, Entries
-from pellucid.hub.tables.rows import ACTIVATIONS, TIED, ConfigField, Derived, Family, TensorRow
+from pellucid.hub.tables.rows import ACTIVATIONS, POSITION_IDS, TIED, ConfigField, Derived, Family, TensorRow
 
 BERT = Family(
     name="bert",
@@ -52,7 +52,7 @@ BERT = Family(
     tied={"cls.predictions.bias": "cls.predictions.decoder.bias"},
     renames={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     ignored={
-        r"embeddings\.position_ids$": "0, 1, 2, ...",
+        **POSITION_IDS,
         r"^bert\.pooler\.": "the pooler, which no language model reads",
         r"^cls\.seq_relationship\.": "the next-sentence head, which no language model reads",
     },
@@ -99,7 +99,7 @@ ROBERTA = Family(
     tied={"lm_head.bias": "lm_head.decoder.bias"},
     renames=BERT.renames,
     ignored={
-        r"embeddings\.position_ids$": "0, 1, 2, ...",
+        **POSITION_IDS,
         r"^roberta\.pooler\.": "the pooler, which no language model reads",
     },
     limits=BERT.limits,
@@ -153,7 +153,7 @@ ELECTRA = Family(
     ),
     renames=BERT.renames,
     ignored={
-        r"embeddings\.position_ids$": "0, 1, 2, ...",
+        **POSITION_IDS,
         r"^discriminator_predictions\.": "the discriminator's number for each token, which is no logit of a token",
     },
     limits=BERT.limits,
@@ -194,5 +194,5 @@ DISTILBERT = Family(
         TensorRow("vocab_layer_norm", "unembed.norm"),
         TensorRow("vocab_projector", "unembed"),
     ),
-    ignored={r"embeddings\.position_ids$": "0, 1, 2, ..."},
+    ignored=POSITION_IDS,
 )

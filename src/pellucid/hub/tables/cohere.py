@@ -1,24 +1,13 @@
 """Cohere's Command R and R7B, and EXAONE 4: rotary positions in layers with a window alone, or scaled logits."""
 
-import dataclasses
+from dataclasses import replace
 from typing import Any
 
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError
-from pellucid.hub.tables.llama import (
-    ALL_OR_NONE,
-    IGNORED,
-    INNER,
-    LLAMA_OPTIONS,
-    ROWS,
-    SIZES,
-    alternating,
-    rotary_layers,
-    with_defaults,
-    without,
-)
-from pellucid.hub.tables.rotary import EVEN, rotary
-from pellucid.hub.tables.rows import ConfigField, Derived, Family, TensorRow, visible_windows
+from pellucid.hub.tables.llama import INNER_ROWS, ROWS, alternating, llama_family, rotary_layers
+from pellucid.hub.tables.rotary import rotary
+from pellucid.hub.tables.rows import ATTENTION_BIAS, ConfigField, Derived, visible_windows
 
 
 def logit_scale(entries: Entries) -> dict[str, Any]:
@@ -34,41 +23,34 @@ def scale_of_logits(entries: Entries, factor: float, d_model: int) -> dict[str, 
 
 
 LOGIT_SCALE = Derived(logit_scale, lambda a: {"logit_scale": a.unembed_scale})
-COHERE_OPTIONS = LLAMA_OPTIONS | {
+COHERE_OPTIONS = {
     "positions.layout": "pairs",
     "norm.kind": "layer",
     "norm.bias": "none",
-    "mlp.bias": "none",
     "block": "shared",
 }
-COHERE = Family(
-    name="cohere",
-    model_class="CohereForCausalLM",
-    prefix="model.",
+COHERE = llama_family(
+    "cohere",
+    "CohereForCausalLM",
+    sizes=dict(
+        vocab_size=256_000,
+        max_position_embeddings=8192,
+        hidden_size=8192,
+        intermediate_size=22_528,
+        num_hidden_layers=40,
+        num_attention_heads=64,
+        tie_word_embeddings=True,
+    ),
+    omit=("rms_norm_eps",),
     fields=(
-        *without(
-            with_defaults(
-                SIZES,
-                vocab_size=256_000,
-                max_position_embeddings=8192,
-                hidden_size=8192,
-                intermediate_size=22_528,
-                num_hidden_layers=40,
-                num_attention_heads=64,
-                tie_word_embeddings=True,
-            ),
-            "rms_norm_eps",
-        ),
         ConfigField("layer_norm_eps", "norm.eps", 1e-5),
-        ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
+        ATTENTION_BIAS,
         # Command R+
         ConfigField("use_qk_norm", "attention.qk_norm", False, {True: "layer_own", False: "none"}),
     ),
     derived=(rotary(default_base=500_000.0), LOGIT_SCALE),
     fixed=COHERE_OPTIONS,
-    rows=tuple(dataclasses.replace(row, fused="rows") if "_norm" in row.theirs else row for row in ROWS),
-    ignored=IGNORED,
-    limits=EVEN,
+    rows=tuple(replace(row, fused="rows") if "_norm" in row.theirs else row for row in ROWS),
 )
 
 
@@ -100,16 +82,15 @@ def windows_where_rotated(a: Architecture) -> dict[str, Any]:
     return {"layer_types": kinds, "sliding_window": max(visible_windows(a), default=0) or a.n_ctx}
 
 
-COHERE2 = Family(
+COHERE2 = replace(
+    COHERE,
     name="cohere2",
     model_class="Cohere2ForCausalLM",
-    prefix="model.",
-    fields=without(COHERE.fields, "use_qk_norm"),
+    body="",
+    fields=tuple(f for f in COHERE.fields if f.theirs != "use_qk_norm"),
     derived=(rotary(), LOGIT_SCALE, Derived(cohere2_layers, windows_where_rotated)),
-    fixed=COHERE_OPTIONS | {"attention.qk_norm": "none"},
+    fixed={**COHERE.fixed, "attention.qk_norm": "none"},
     rows=ROWS,
-    ignored=IGNORED,
-    limits=EVEN,
 )
 
 
@@ -130,19 +111,11 @@ def exaone4_entries(a: Architecture) -> dict[str, Any]:
     return windows_where_rotated(a)
 
 
-EXAONE4 = Family(
-    name="exaone4",
-    model_class="Exaone4ForCausalLM",
-    prefix="model.",
-    fields=with_defaults(
-        SIZES, vocab_size=102_400, intermediate_size=16_384, num_key_value_heads=32, rms_norm_eps=1e-5
-    ),
+EXAONE4 = llama_family(
+    "exaone4",
+    "Exaone4ForCausalLM",
+    sizes=dict(vocab_size=102_400, intermediate_size=16_384, num_key_value_heads=32, rms_norm_eps=1e-5),
     derived=(rotary(), Derived(exaone4_layers, exaone4_entries)),
-    fixed=LLAMA_OPTIONS | {"attention.bias": "none", "mlp.bias": "none", "attention.qk_norm": "rms", "block": "inner"},
-    rows=(
-        *(row for row in ROWS if "layernorm" not in row.theirs),
-        *(TensorRow(f"model.layers.{{i}}.{theirs}", f"blocks.{{i}}.{ours}") for theirs, ours in INNER.items()),
-    ),
-    ignored=IGNORED,
-    limits=EVEN,
+    fixed={"attention.qk_norm": "rms", "block": "inner"},
+    rows=INNER_ROWS,
 )

@@ -1,60 +1,52 @@
 """Dense families near Llama's: other norms, plain MLPs, fused maps, or rotary positions for a part of each head."""
 
+from dataclasses import replace
 from typing import Any
 
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import Entries
-from pellucid.hub.tables.llama import (
+from pellucid.hub.tables.llama import WINDOW, alternating, layer_types, llama_family, rows_without
+from pellucid.hub.tables.rotary import Trained, rotary
+from pellucid.hub.tables.rows import (
     ALL_OR_NONE,
-    IGNORED,
-    LLAMA_OPTIONS,
-    ROWS,
-    SIZES,
-    WINDOW,
-    alternating,
-    layer_types,
-    rows_without,
-    with_defaults,
-    without,
+    ATTENTION_BIAS,
+    MLP_BIAS,
+    QKV,
+    ConfigField,
+    Derived,
+    TensorRow,
+    visible_windows,
 )
-from pellucid.hub.tables.rotary import EVEN, EVEN_PART, Trained, rotary
-from pellucid.hub.tables.rows import QKV, ConfigField, Derived, Family, TensorRow, visible_windows
 
 RESIDUAL = ("dropout.attn_out", "dropout.mlp_out")
-PLAIN_LAYER = LLAMA_OPTIONS | {
+PLAIN_LAYER = {
     "norm.kind": "layer",
     "norm.bias": "all",
     "mlp.form": "plain",
-    "attention.qk_norm": "none",
 }
-PARTIAL = {name: option for name, option in LLAMA_OPTIONS.items() if name != "positions.fraction"}
-ATTENTION_BIAS = ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE)
-MLP_BIAS = ConfigField("mlp_bias", "mlp.bias", False, ALL_OR_NONE)
 QKV_BIAS = {True: "qkv", False: "none"}
 #: one matrix for the gate and the values that it multiplies
 GATE_UP = ("blocks.{i}.mlp.gate", "blocks.{i}.mlp.up.0")
 
-STARCODER2 = Family(
-    name="starcoder2",
-    model_class="Starcoder2ForCausalLM",
-    prefix="model.",
+STARCODER2 = llama_family(
+    "starcoder2",
+    "Starcoder2ForCausalLM",
+    sizes=dict(
+        vocab_size=49_152,
+        max_position_embeddings=4096,
+        hidden_size=3072,
+        intermediate_size=12_288,
+        num_hidden_layers=30,
+        num_attention_heads=24,
+        num_key_value_heads=2,
+        hidden_act="gelu_pytorch_tanh",
+        tie_word_embeddings=True,
+    ),
+    omit=(
+        "rms_norm_eps",
+        "head_dim",
+    ),
     fields=(
-        *without(
-            with_defaults(
-                SIZES,
-                vocab_size=49_152,
-                max_position_embeddings=4096,
-                hidden_size=3072,
-                intermediate_size=12_288,
-                num_hidden_layers=30,
-                num_attention_heads=24,
-                num_key_value_heads=2,
-                hidden_act="gelu_pytorch_tanh",
-                tie_word_embeddings=True,
-            ),
-            "rms_norm_eps",
-            "head_dim",
-        ),
         ConfigField("norm_epsilon", "norm.eps", 1e-5),
         ConfigField("use_bias", ("attention.bias", "mlp.bias"), True, ALL_OR_NONE),
         ConfigField("residual_dropout", RESIDUAL, 0.0),
@@ -71,59 +63,45 @@ STARCODER2 = Family(
     ),
     without_effect={"activation_function": "hidden_act says it", "layer_norm_epsilon": "norm_epsilon says it"}
     | dict.fromkeys(("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"), "the precision of the softmax"),
-    ignored=IGNORED,
-    limits=EVEN,
 )
 
-NEMOTRON = Family(
-    name="nemotron",
-    model_class="NemotronForCausalLM",
-    prefix="model.",
+NEMOTRON = llama_family(
+    "nemotron",
+    "NemotronForCausalLM",
+    sizes=dict(
+        vocab_size=256_000,
+        max_position_embeddings=4096,
+        hidden_size=6144,
+        intermediate_size=24_576,
+        num_attention_heads=48,
+        hidden_act="relu2",
+    ),
+    omit=("rms_norm_eps",),
     fields=(
-        *without(
-            with_defaults(
-                SIZES,
-                vocab_size=256_000,
-                max_position_embeddings=4096,
-                hidden_size=6144,
-                intermediate_size=24_576,
-                num_attention_heads=48,
-                hidden_act="relu2",
-            ),
-            "rms_norm_eps",
-        ),
         ConfigField("norm_eps", "norm.eps", 1e-5),
         ATTENTION_BIAS,
         MLP_BIAS,
     ),
     derived=(rotary(0.5),),
-    fixed={name: option for name, option in PLAIN_LAYER.items() if name != "positions.fraction"} | {"norm.gain": "1+g"},
+    free=("positions.fraction",),
+    fixed=PLAIN_LAYER | {"norm.gain": "1+g"},
     rows=rows_without("gate_proj"),
-    ignored=IGNORED,
-    limits=EVEN_PART,
 )
 
-ARCEE = Family(
-    name="arcee",
-    model_class="ArceeForCausalLM",
-    prefix="model.",
+ARCEE = llama_family(
+    "arcee",
+    "ArceeForCausalLM",
+    sizes=dict(
+        max_position_embeddings=4096, hidden_size=2560, intermediate_size=18_432, rms_norm_eps=1e-5, hidden_act="relu2"
+    ),
     fields=(
-        *with_defaults(
-            SIZES,
-            max_position_embeddings=4096,
-            hidden_size=2560,
-            intermediate_size=18_432,
-            rms_norm_eps=1e-5,
-            hidden_act="relu2",
-        ),
         ATTENTION_BIAS,
         MLP_BIAS,
     ),
-    derived=(rotary(),),
-    fixed=LLAMA_OPTIONS | {"mlp.form": "plain", "attention.qk_norm": "none"},
+    fixed={
+        "mlp.form": "plain",
+    },
     rows=rows_without("gate_proj"),
-    ignored=IGNORED,
-    limits=EVEN,
 )
 
 #: in their older files longrope is called su or yarn
@@ -136,64 +114,48 @@ def scaled_as_phi3(a: Architecture) -> bool:
     return a.positions.scaling == "longrope" or not a.scales_rotation
 
 
-PHI3 = Family(
-    name="phi3",
-    model_class="Phi3ForCausalLM",
-    prefix="model.",
-    fields=(
-        *without(
-            with_defaults(
-                SIZES,
-                vocab_size=32_064,
-                max_position_embeddings=4096,
-                hidden_size=3072,
-                intermediate_size=8192,
-                rms_norm_eps=1e-5,
-            ),
-            "head_dim",
-        ),
-        ConfigField("resid_pdrop", RESIDUAL, 0.0),
+PHI3 = llama_family(
+    "phi3",
+    "Phi3ForCausalLM",
+    sizes=dict(
+        vocab_size=32_064, max_position_embeddings=4096, hidden_size=3072, intermediate_size=8192, rms_norm_eps=1e-5
     ),
+    omit=("head_dim",),
+    fields=(ConfigField("resid_pdrop", RESIDUAL, 0.0),),
     derived=(rotary(1.0, trained=PHI3_TRAINED), WINDOW),
     # the files of Phi-3.5 and Phi-4 name options that the published code, and transformers', has no other values of
     constants={"head_dim": None, "attention_bias": False, "mlp_bias": False, "lm_head_bias": False}
     | {"full_attn_mod": 1, "interpolate_factor": 1},
-    fixed=PARTIAL | {"attention.bias": "none", "mlp.bias": "none", "attention.qk_norm": "none"},
+    free=("positions.fraction",),
     rows=(
         *rows_without("q_", "k_", "v_proj", "gate_proj", "up_proj"),
         TensorRow("model.layers.{i}.self_attn.qkv_proj", QKV),
         TensorRow("model.layers.{i}.mlp.gate_up_proj", GATE_UP),
     ),
     without_effect={"embd_pdrop": "their code of today does not read it"},
-    ignored=IGNORED,
-    limits={"positions.scaling": scaled_as_phi3, **EVEN_PART},
+    limits={"positions.scaling": scaled_as_phi3},
 )
 
-GLM = Family(
-    name="glm",
-    model_class="GlmForCausalLM",
-    prefix="model.",
-    fields=(
-        *with_defaults(
-            SIZES,
-            vocab_size=151_552,
-            max_position_embeddings=131_072,
-            intermediate_size=13_696,
-            num_hidden_layers=40,
-            num_key_value_heads=2,
-            head_dim=128,
-            rms_norm_eps=1.5625e-7,
-        ),
-        ConfigField("attention_bias", "attention.bias", True, QKV_BIAS),
+GLM = llama_family(
+    "glm",
+    "GlmForCausalLM",
+    sizes=dict(
+        vocab_size=151_552,
+        max_position_embeddings=131_072,
+        intermediate_size=13_696,
+        num_hidden_layers=40,
+        num_key_value_heads=2,
+        head_dim=128,
+        rms_norm_eps=1.5625e-7,
     ),
+    fields=(ConfigField("attention_bias", "attention.bias", True, QKV_BIAS),),
     derived=(rotary(0.5),),
-    fixed=PARTIAL | {"positions.layout": "pairs", "mlp.bias": "none", "attention.qk_norm": "none", "block": "pre"},
+    free=("positions.fraction",),
+    fixed={"positions.layout": "pairs", "block": "pre"},
     rows=(
         *rows_without("gate_proj", "up_proj"),
         TensorRow("model.layers.{i}.mlp.gate_up_proj", GATE_UP),
     ),
-    ignored=IGNORED,
-    limits=EVEN_PART,
 )
 
 #: a norm before and after each sublayer
@@ -203,19 +165,16 @@ GLM4_NORMS = {
     "post_attention_layernorm": "norm_2",
     "post_mlp_layernorm": "norm_2_out",
 }
-GLM4 = Family(
+GLM4 = replace(
+    GLM,
     name="glm4",
     model_class="Glm4ForCausalLM",
-    prefix="model.",
-    fields=GLM.fields,
-    derived=GLM.derived,
+    body="",
     fixed={**GLM.fixed, "block": "sandwich"},
     rows=(
         *(row for row in GLM.rows if "layernorm" not in row.theirs),
         *(TensorRow(f"model.layers.{{i}}.{theirs}", f"blocks.{{i}}.{ours}") for theirs, ours in GLM4_NORMS.items()),
     ),
-    ignored=IGNORED,
-    limits=EVEN_PART,
 )
 
 
@@ -228,25 +187,24 @@ def seed_biases(entries: Entries) -> dict[str, Any]:
     return {"attention.bias": SEED_BIASES[of_inputs, of_output]}
 
 
-SEED_OSS = Family(
-    name="seed_oss",
-    model_class="SeedOssForCausalLM",
-    prefix="model.",
+SEED_OSS = llama_family(
+    "seed_oss",
+    "SeedOssForCausalLM",
+    sizes=dict(
+        vocab_size=155_136,
+        max_position_embeddings=524_288,
+        intermediate_size=27_648,
+        num_hidden_layers=64,
+        num_attention_heads=80,
+        num_key_value_heads=8,
+        head_dim=128,
+        attention_dropout=0.1,
+    ),
     fields=(
-        *with_defaults(
-            SIZES,
-            vocab_size=155_136,
-            max_position_embeddings=524_288,
-            intermediate_size=27_648,
-            num_hidden_layers=64,
-            num_attention_heads=80,
-            num_key_value_heads=8,
-            head_dim=128,
-            attention_dropout=0.1,
-        ),
         MLP_BIAS,
         ConfigField("residual_dropout", RESIDUAL, 0.1),
     ),
+    free=("attention.bias",),
     derived=(
         rotary(),
         Derived(
@@ -257,10 +215,6 @@ SEED_OSS = Family(
             },
         ),
     ),
-    fixed=LLAMA_OPTIONS | {"attention.qk_norm": "none"},
-    rows=ROWS,
-    ignored=IGNORED,
-    limits=EVEN,
 )
 
 
@@ -270,16 +224,11 @@ def ministral_windows(entries: Entries) -> dict[str, Any]:
     return alternating(entries, width, lambda i: width is not None)
 
 
-MINISTRAL = Family(
-    name="ministral",
-    model_class="MinistralForCausalLM",
-    prefix="model.",
-    fields=with_defaults(SIZES, num_key_value_heads=8, intermediate_size=14_336, max_position_embeddings=131_072),
+MINISTRAL = llama_family(
+    "ministral",
+    "MinistralForCausalLM",
+    sizes=dict(num_key_value_heads=8, intermediate_size=14_336, max_position_embeddings=131_072),
     derived=(rotary(), Derived(ministral_windows, layer_types)),
-    fixed=LLAMA_OPTIONS | {"attention.bias": "none", "mlp.bias": "none", "attention.qk_norm": "none"},
-    rows=ROWS,
-    ignored=IGNORED,
-    limits=EVEN,
     # their class refuses a model without a window
-    writes={"attention.windows": lambda a: any(visible_windows(a))},
+    export_limits={"attention.windows": lambda a: any(visible_windows(a))},
 )

@@ -8,7 +8,11 @@ from typing import Any
 
 
 class FamilyError(ValueError):
-    """One project cannot represent a model of the other."""
+    """One project cannot represent a model of the other. `entry` is that of a config.json which is refused, if any."""
+
+    def __init__(self, message: str, entry: str = ""):
+        super().__init__(message)
+        self.entry = entry
 
 
 #: the default for entries that must not be null
@@ -105,11 +109,11 @@ class Entries:
         held = {one: value for one, value in values.items() if value is not None}
         if not held:
             if null is REFUSED:
-                raise FamilyError(f"{next(iter(values))} = null in config.json: {expected}")
+                raise FamilyError(f"{next(iter(values))} = null in config.json: {expected}", path)
             return null
         for one, value in held.items():
             if not sound(value):
-                raise FamilyError(f"{one} = {shown(value)} in config.json: {expected}")
+                raise FamilyError(f"{one} = {shown(value)} in config.json: {expected}", path)
         (first, value), *others = held.items()
         for other, second in others:
             if second != value:

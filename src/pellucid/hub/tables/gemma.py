@@ -4,54 +4,51 @@ from typing import Any
 
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import Entries, FamilyError, shown
-from pellucid.hub.tables.llama import ALL_OR_NONE, IGNORED, LLAMA_OPTIONS, ROWS, SIZES, alternating
-from pellucid.hub.tables.rotary import EVEN, NESTED, OF_OTHERS, check_flat, rotary, scaling, scaling_to
-from pellucid.hub.tables.rows import ACTIVATIONS, TIED, ConfigField, Derived, Family, TensorRow
+from pellucid.hub.tables.llama import ROWS, alternating, llama_family
+from pellucid.hub.tables.rotary import OF_OTHERS, check_flat, rotary, scaling, scaling_to
+from pellucid.hub.tables.rows import ACTIVATIONS, ATTENTION_BIAS, ConfigField, Derived, TensorRow
 
-GEMMA_OPTIONS = LLAMA_OPTIONS | {"norm.gain": "1+g", "embed_scale": "sqrt(d_model)", "mlp.bias": "none"}
-CAUSAL = {"use_bidirectional_attention": False}
+GEMMA_OPTIONS = {
+    "norm.gain": "1+g",
+    "embed_scale": "sqrt(d_model)",
+}
+ONE_WAY = {"use_bidirectional_attention": False}
 #: their "gelu" means the tanh approximation
 TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "tanh": "tanh"}
-SAME = {f.theirs: f for f in SIZES}
 
 
-def sizes(**defaults: int) -> tuple[ConfigField, ...]:
-    """The entries of all three configurations, with the defaults that differ."""
-    widths = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    widths += ("num_key_value_heads", "head_dim", "max_position_embeddings")
+def heads(n_kv_heads: int) -> tuple[ConfigField, ...]:
+    """The entries of the heads, which their classes refuse as null."""
     return (
-        *(ConfigField(name, SAME[name].ours, defaults[name]) for name in widths),
-        SAME["rms_norm_eps"],
-        SAME["attention_dropout"],
-        ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
-        ConfigField("tie_word_embeddings", "unembed", True, TIED),
+        ConfigField("num_key_value_heads", "attention.n_kv_heads", n_kv_heads),
+        ConfigField("head_dim", "attention.d_head", 256),
+        ATTENTION_BIAS,
     )
 
 
-GEMMA = Family(
-    name="gemma",
-    model_class="GemmaForCausalLM",
-    prefix="model.",
+GEMMA = llama_family(
+    "gemma",
+    "GemmaForCausalLM",
+    sizes=dict(
+        vocab_size=256_000,
+        hidden_size=3072,
+        intermediate_size=24_576,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    ),
+    omit=("hidden_act", "num_key_value_heads", "head_dim"),
     fields=(
-        *sizes(
-            vocab_size=256_000,
-            hidden_size=3072,
-            intermediate_size=24_576,
-            num_hidden_layers=28,
-            num_attention_heads=16,
-            num_key_value_heads=16,
-            head_dim=256,
-            max_position_embeddings=8192,
-        ),
+        *heads(16),
         ConfigField("hidden_act", "mlp.activation", "gelu_pytorch_tanh", TANH),
     ),
-    derived=(rotary(),),
-    limits=EVEN,
     without_effect={"hidden_activation": "hidden_act says it"},
-    fixed=GEMMA_OPTIONS | {"block": "pre", "attention.qk_norm": "none"},
-    constants=CAUSAL,
-    rows=ROWS,
-    ignored=IGNORED,
+    fixed=GEMMA_OPTIONS
+    | {
+        "block": "pre",
+    },
+    constants=ONE_WAY,
 )
 
 
@@ -181,21 +178,21 @@ def whole_scalar(a: Architecture) -> bool:
 #: checked for export only: a file with another number is read
 WRITTEN = {"attention.scale": whole_scalar}
 
-GEMMA2 = Family(
-    name="gemma2",
-    model_class="Gemma2ForCausalLM",
-    prefix="model.",
+GEMMA2 = llama_family(
+    "gemma2",
+    "Gemma2ForCausalLM",
+    sizes=dict(
+        vocab_size=256_000,
+        hidden_size=2304,
+        intermediate_size=9216,
+        num_hidden_layers=26,
+        num_attention_heads=8,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    ),
+    omit=("hidden_act", "num_key_value_heads", "head_dim"),
     fields=(
-        *sizes(
-            vocab_size=256_000,
-            hidden_size=2304,
-            intermediate_size=9216,
-            num_hidden_layers=26,
-            num_attention_heads=8,
-            num_key_value_heads=4,
-            head_dim=256,
-            max_position_embeddings=8192,
-        ),
+        *heads(4),
         ConfigField("hidden_activation", "mlp.activation", "gelu_pytorch_tanh", ACTIVATIONS),
     ),
     derived=(
@@ -210,30 +207,31 @@ GEMMA2 = Family(
             },
         ),
     ),
-    fixed=GEMMA_OPTIONS | {"block": "sandwich", "attention.qk_norm": "none"},
+    fixed=GEMMA_OPTIONS
+    | {
+        "block": "sandwich",
+    },
     without_effect={"hidden_act": "hidden_activation says it", "cache_implementation": "caching"},
-    constants=CAUSAL,
+    constants=ONE_WAY,
     rows=SANDWICH_ROWS,
-    ignored=IGNORED,
-    limits=EVEN,
-    writes=WRITTEN,
+    export_limits=WRITTEN,
 )
 
-GEMMA3 = Family(
-    name="gemma3_text",
-    model_class="Gemma3ForCausalLM",
-    prefix="model.",
+GEMMA3 = llama_family(
+    "gemma3_text",
+    "Gemma3ForCausalLM",
+    sizes=dict(
+        vocab_size=262_208,
+        hidden_size=2304,
+        intermediate_size=9216,
+        num_hidden_layers=26,
+        num_attention_heads=8,
+        max_position_embeddings=131_072,
+        tie_word_embeddings=True,
+    ),
+    omit=("hidden_act", "num_key_value_heads", "head_dim"),
     fields=(
-        *sizes(
-            vocab_size=262_208,
-            hidden_size=2304,
-            intermediate_size=9216,
-            num_hidden_layers=26,
-            num_attention_heads=8,
-            num_key_value_heads=4,
-            head_dim=256,
-            max_position_embeddings=131_072,
-        ),
+        *heads(4),
         ConfigField("hidden_activation", "mlp.activation", "gelu_pytorch_tanh", ACTIVATIONS),
     ),
     derived=(
@@ -247,11 +245,9 @@ GEMMA3 = Family(
     ),
     fixed=GEMMA_OPTIONS | {"block": "sandwich", "attention.qk_norm": "rms", "attention.score_cap": 0.0},
     # their code reads no score cap, whatever the file holds
-    constants=CAUSAL | {"attn_logit_softcapping": None},
+    constants=ONE_WAY | {"attn_logit_softcapping": None},
     without_effect={"_sliding_window_pattern": "layer_types is its expansion", "cache_implementation": "caching"},
     body="Gemma3TextModel",
     rows=SANDWICH_ROWS,
-    ignored=IGNORED,
-    limits=NESTED,
-    writes=WRITTEN,
+    export_limits=WRITTEN,
 )

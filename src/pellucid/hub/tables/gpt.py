@@ -6,8 +6,18 @@ from typing import Any
 
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError, shown
-from pellucid.hub.tables.rotary import rotary
-from pellucid.hub.tables.rows import ACTIVATIONS, QKV, TIED, ConfigField, Derived, Family, TensorRow, visible_windows
+from pellucid.hub.tables.rotary import EVEN_PART, rotary
+from pellucid.hub.tables.rows import (
+    ACTIVATIONS,
+    POSITION_IDS,
+    QKV,
+    TIED,
+    ConfigField,
+    Derived,
+    Family,
+    TensorRow,
+    visible_windows,
+)
 
 #: GPT-2 has two names for each size; transformers reads both
 SIZES = (
@@ -82,7 +92,8 @@ GPT_NEOX = Family(
         ConfigField("tie_word_embeddings", "unembed", False, TIED),
     ),
     derived=(rotary(0.25, "rotary_emb_base", "rotary_pct"),),
-    fixed={"positions.kind": "rotary", "positions.layout": "halves", "positions.rounding": "up"},
+    fixed={"positions.kind": "rotary", "positions.layout": "halves"},
+    limits=EVEN_PART,
     # otherwise their rotary tables would have this width, but their attention another
     constants={"head_dim": None},
     rows=(
@@ -133,7 +144,7 @@ GPT1 = Family(
         TensorRow("transformer.h.{i}.ln_2", "blocks.{i}.norm_2"),
         TensorRow("lm_head", "unembed"),
     ),
-    ignored={r"\.attn\.bias$": "the causal mask, written out", r"position_ids$": "0, 1, 2, ..."},
+    ignored={r"\.attn\.bias$": "the causal mask, written out", **POSITION_IDS},
     without_effect={**N_CTX, **SPECIAL},
 )
 

@@ -3,12 +3,12 @@
 import math
 from typing import Any
 
-from pellucid.architecture import Architecture
 from pellucid.hub.tables.cohere import scale_of_logits
 from pellucid.hub.tables.entries import Entries
-from pellucid.hub.tables.llama import ALL_OR_NONE, IGNORED, LLAMA_OPTIONS, ROWS, SIZES, rows_without
-from pellucid.hub.tables.rotary import EVEN, rotary
-from pellucid.hub.tables.rows import ConfigField, Derived, Family, TensorRow
+from pellucid.hub.tables.experts import HAS_EXPERTS
+from pellucid.hub.tables.llama import llama_family, rows_without
+from pellucid.hub.tables.rotary import rotary
+from pellucid.hub.tables.rows import ATTENTION_BIAS, MLP_BIAS, ConfigField, Derived, TensorRow
 
 
 def multipliers(entries: Entries) -> dict[str, Any]:
@@ -46,40 +46,30 @@ MULTIPLIERS = Derived(
         "logits_scaling": divisor(a.unembed_scale),
     },
 )
-ATTENTION_BIAS = ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE)
-GRANITE = Family(
-    name="granite",
-    model_class="GraniteForCausalLM",
-    prefix="model.",
-    fields=(*SIZES, ATTENTION_BIAS, ConfigField("mlp_bias", "mlp.bias", False, ALL_OR_NONE)),
+GRANITE = llama_family(
+    "granite",
+    "GraniteForCausalLM",
+    fields=(
+        ATTENTION_BIAS,
+        MLP_BIAS,
+    ),
     derived=(rotary(), MULTIPLIERS),
-    fixed=LLAMA_OPTIONS | {"attention.qk_norm": "none", "block": "pre"},
-    rows=ROWS,
-    ignored=IGNORED,
-    limits=EVEN,
+    fixed={"block": "pre"},
 )
-
-
-def has_experts(a: Architecture) -> bool:
-    """Whether the MLPs are mixtures of experts."""
-    return a.mlp.experts > 0
 
 
 MOE = "model.layers.{i}.block_sparse_moe."
 EXPERT = "blocks.{i}.mlp.experts.{e}."
-GRANITEMOE = Family(
-    name="granitemoe",
-    model_class="GraniteMoeForCausalLM",
-    prefix="model.",
+GRANITEMOE = llama_family(
+    "granitemoe",
+    "GraniteMoeForCausalLM",
     fields=(
-        *SIZES,
         ATTENTION_BIAS,
         ConfigField("num_local_experts", "mlp.experts", 8),
         ConfigField("num_experts_per_tok", "mlp.experts_per_token", 2),
     ),
     derived=(rotary(), MULTIPLIERS),
-    fixed=LLAMA_OPTIONS
-    | {"mlp.bias": "none", "attention.qk_norm": "none", "mlp.router_softmax": "chosen", "block": "pre"},
+    fixed={"mlp.router_softmax": "chosen", "block": "pre"},
     rows=(
         *rows_without(".mlp."),
         TensorRow(f"{MOE}router.layer", "blocks.{i}.mlp.router"),
@@ -92,6 +82,5 @@ GRANITEMOE = Family(
         ".block_sparse_moe.experts.down_proj": ".block_sparse_moe.output_linear.weight",
         ".block_sparse_moe.router.weight": ".block_sparse_moe.router.layer.weight",
     },
-    ignored=IGNORED,
-    limits={"mlp.experts": has_experts, **EVEN},
+    limits=HAS_EXPERTS,
 )

@@ -1,15 +1,26 @@
 """Llama and its successors: rotary positions, gated MLPs, RMS norms."""
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError, shown
 from pellucid.hub.tables.rotary import EVEN, EVEN_PART, rotary
-from pellucid.hub.tables.rows import ACTIVATIONS, TIED, ConfigField, Derived, Family, TensorRow, visible_windows
+from pellucid.hub.tables.rows import (
+    ACTIVATIONS,
+    ATTENTION_BIAS,
+    MLP_BIAS,
+    ROTARY_FREQUENCIES,
+    TIED,
+    ConfigField,
+    Derived,
+    Family,
+    TensorRow,
+    visible_windows,
+)
 
-ALL_OR_NONE = {True: "all", False: "none"}
+#: their entries for sizes, with the defaults of Llama
 SIZES = (
     ConfigField("vocab_size", "n_vocab", 32_000),
     ConfigField("max_position_embeddings", "n_ctx", 2048),
@@ -24,16 +35,6 @@ SIZES = (
     ConfigField("attention_dropout", "dropout.pattern", 0.0),
     ConfigField("tie_word_embeddings", "unembed", False, TIED),
 )
-
-
-def with_defaults(fields: tuple[ConfigField, ...], **defaults: Any) -> tuple[ConfigField, ...]:
-    """The fields with other defaults."""
-    return tuple(dataclasses.replace(f, default=defaults.get(f.theirs, f.default)) for f in fields)
-
-
-def without(fields: tuple[ConfigField, ...], *names: str) -> tuple[ConfigField, ...]:
-    """The fields but those with these names in config.json."""
-    return tuple(f for f in fields if f.theirs not in names)
 
 
 def alternating(
@@ -80,8 +81,10 @@ LLAMA_OPTIONS = {
     "norm.kind": "rms",
     "mlp.form": "gated",
     "mlp.n_hidden": 1,
+    "attention.bias": "none",
+    "mlp.bias": "none",
+    "attention.qk_norm": "none",
 }
-IGNORED = {r"rotary_emb\.inv_freq$": "a constant of the rotary positions"}
 ROWS = (
     TensorRow("model.embed_tokens", "embed.token"),
     TensorRow("model.layers.{i}.input_layernorm", "blocks.{i}.norm_1"),
@@ -105,29 +108,58 @@ def rows_without(*parts: str) -> tuple[TensorRow, ...]:
     return tuple(row for row in ROWS if not any(part in row.theirs for part in parts))
 
 
-LLAMA = Family(
-    name="llama",
-    model_class="LlamaForCausalLM",
-    prefix="model.",
+def llama_family(
+    name: str,
+    model_class: str,
+    *,
+    sizes: Mapping[str, Any] = {},
+    omit: Collection[str] = (),
+    fields: tuple[ConfigField, ...] = (),
+    derived: tuple[Derived, ...] = (rotary(),),
+    free: Collection[str] = (),
+    fixed: Mapping[str, Any] = {},
+    rows: tuple[TensorRow, ...] = ROWS,
+    limits: Mapping[str, Callable[[Architecture], bool]] = {},
+    **others: Any,
+) -> Family:
+    """A family that differs from Llama in what is given; `others` are further fields of `Family`.
+
+    sizes   entries of SIZES -> their defaults; `omit` names those that the family does not have
+    fields  further entries. The options that they set are not fixed
+    free    options of Llama that `derived` sets, so that they are not fixed either
+    fixed   the options that are others than Llama's
+    """
+    entries = tuple(replace(f, default=sizes.get(f.theirs, f.default)) for f in SIZES if f.theirs not in omit)
+    is_set = {name for field in fields for name in field.names} | set(free)
+    return Family(
+        name,
+        model_class,
+        "model.",
+        entries + fields,
+        rows,
+        derived,
+        {**{option: value for option, value in LLAMA_OPTIONS.items() if option not in is_set}, **fixed},
+        ignored=ROTARY_FREQUENCIES,
+        limits={**limits, **(EVEN_PART if "positions.fraction" in free else EVEN)},
+        **others,
+    )
+
+
+LLAMA = llama_family(
+    "llama",
+    "LlamaForCausalLM",
     fields=(
-        *SIZES,
-        ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
-        ConfigField("mlp_bias", "mlp.bias", False, ALL_OR_NONE),
+        ATTENTION_BIAS,
+        MLP_BIAS,
     ),
-    derived=(rotary(),),
     constants={"rope_interleaved": False},  # their code of today does not read it; SmolLM's files have it
-    fixed=LLAMA_OPTIONS | {"attention.qk_norm": "none"},
-    rows=ROWS,
-    ignored=IGNORED,
     without_effect={"is_llama_config": "says what the files are"},
-    limits=EVEN,
 )
 
-MISTRAL = Family(
-    name="mistral",
-    model_class="MistralForCausalLM",
-    prefix="model.",
-    fields=with_defaults(SIZES, num_key_value_heads=8, intermediate_size=14_336, max_position_embeddings=131_072),
+MISTRAL = llama_family(
+    "mistral",
+    "MistralForCausalLM",
+    sizes=dict(num_key_value_heads=8, intermediate_size=14_336, max_position_embeddings=131_072),
     derived=(
         rotary(),
         Derived(
@@ -135,71 +167,47 @@ MISTRAL = Family(
             lambda a: {"sliding_window": max(visible_windows(a), default=0) or None},
         ),
     ),
-    fixed=LLAMA_OPTIONS | {"attention.bias": "none", "mlp.bias": "none", "attention.qk_norm": "none"},
-    rows=ROWS,
-    ignored=IGNORED,
-    limits=EVEN,
 )
 
-QWEN2 = Family(
-    name="qwen2",
-    model_class="Qwen2ForCausalLM",
-    prefix="model.",
-    fields=with_defaults(
-        SIZES,
+QWEN2 = llama_family(
+    "qwen2",
+    "Qwen2ForCausalLM",
+    sizes=dict(vocab_size=151_936, intermediate_size=22_016, num_key_value_heads=32, max_position_embeddings=32_768),
+    derived=(rotary(), QWEN_WINDOWS),
+    constants={"use_mrope": False},
+    fixed={
+        "attention.bias": "qkv",
+    },
+)
+
+QWEN3 = llama_family(
+    "qwen3",
+    "Qwen3ForCausalLM",
+    sizes=dict(
         vocab_size=151_936,
         intermediate_size=22_016,
         num_key_value_heads=32,
+        head_dim=128,
         max_position_embeddings=32_768,
     ),
+    fields=(ATTENTION_BIAS,),
     derived=(rotary(), QWEN_WINDOWS),
     constants={"use_mrope": False},
-    fixed=LLAMA_OPTIONS | {"attention.bias": "qkv", "mlp.bias": "none", "attention.qk_norm": "none"},
-    rows=ROWS,
-    ignored=IGNORED,
-    limits=EVEN,
+    fixed={"attention.qk_norm": "rms"},
 )
 
-QWEN3 = Family(
-    name="qwen3",
-    model_class="Qwen3ForCausalLM",
-    prefix="model.",
-    fields=(
-        *with_defaults(
-            SIZES,
-            vocab_size=151_936,
-            intermediate_size=22_016,
-            num_key_value_heads=32,
-            head_dim=128,
-            max_position_embeddings=32_768,
-        ),
-        ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
+STABLELM = llama_family(
+    "stablelm",
+    "StableLmForCausalLM",
+    sizes=dict(
+        vocab_size=50_304,
+        hidden_size=2560,
+        intermediate_size=6912,
+        num_key_value_heads=32,
+        max_position_embeddings=4096,
     ),
-    derived=(rotary(), QWEN_WINDOWS),
-    constants={"use_mrope": False},
-    fixed=LLAMA_OPTIONS | {"mlp.bias": "none", "attention.qk_norm": "rms"},
-    rows=ROWS,
-    ignored=IGNORED,
-    limits=EVEN,
-)
-
-STABLELM = Family(
-    name="stablelm",
-    model_class="StableLmForCausalLM",
-    prefix="model.",
+    omit=("rms_norm_eps", "head_dim"),
     fields=(
-        *(
-            f
-            for f in with_defaults(
-                SIZES,
-                vocab_size=50_304,
-                hidden_size=2560,
-                intermediate_size=6912,
-                num_key_value_heads=32,
-                max_position_embeddings=4096,
-            )
-            if f.theirs not in ("rms_norm_eps", "head_dim")
-        ),
         ConfigField("layer_norm_eps", "norm.eps", 1e-5),
         ConfigField("use_qkv_bias", "attention.bias", False, {True: "qkv", False: "none"}),
         ConfigField("hidden_dropout", "dropout.mlp_out", 0.0),
@@ -207,8 +215,8 @@ STABLELM = Family(
         ConfigField("qk_layernorm", "attention.qk_norm", False, {True: "layer_own", False: "none"}),
     ),
     derived=(rotary(0.25),),
-    fixed={name: word for name, word in LLAMA_OPTIONS.items() if name != "positions.fraction"}
-    | {"norm.kind": "layer", "norm.bias": "all", "mlp.bias": "none"},
+    free=("positions.fraction",),
+    fixed={"norm.kind": "layer", "norm.bias": "all"},
     # otherwise their rotary tables would have the width head_dim, but their attention another
     constants={"head_dim": None},
     rows=(
@@ -216,8 +224,6 @@ STABLELM = Family(
         TensorRow("model.layers.{i}.self_attn.q_layernorm.norms.{h}", "blocks.{i}.attn.query_norm", fused="rows"),
         TensorRow("model.layers.{i}.self_attn.k_layernorm.norms.{h}", "blocks.{i}.attn.key_norm", fused="rows"),
     ),
-    ignored=IGNORED,
-    limits=EVEN_PART,
 )
 
 
@@ -246,23 +252,21 @@ def rotary_layers(n_layers: int, every: int) -> list[int]:
     return [int(not every or (layer + 1) % every != 0) for layer in range(n_layers)]
 
 
-SMOLLM3 = Family(
-    name="smollm3",
-    model_class="SmolLM3ForCausalLM",
-    prefix="model.",
+SMOLLM3 = llama_family(
+    "smollm3",
+    "SmolLM3ForCausalLM",
+    sizes=dict(
+        vocab_size=128_256,
+        max_position_embeddings=32_768,
+        hidden_size=2048,
+        num_hidden_layers=36,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        tie_word_embeddings=True,
+    ),
     fields=(
-        *with_defaults(
-            SIZES,
-            vocab_size=128_256,
-            max_position_embeddings=32_768,
-            hidden_size=2048,
-            num_hidden_layers=36,
-            num_attention_heads=16,
-            num_key_value_heads=4,
-            tie_word_embeddings=True,
-        ),
-        ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
-        ConfigField("mlp_bias", "mlp.bias", False, ALL_OR_NONE),
+        ATTENTION_BIAS,
+        MLP_BIAS,
     ),
     derived=(
         rotary(default_base=2_000_000.0),
@@ -277,28 +281,19 @@ SMOLLM3 = Family(
             },
         ),
     ),
-    fixed=LLAMA_OPTIONS | {"attention.qk_norm": "none"},
-    rows=ROWS,
-    ignored=IGNORED,
-    limits=EVEN,
 )
 
 #: a norm after each sublayer
-INNER = {"post_attention_layernorm": "norm_1_out", "post_feedforward_layernorm": "norm_2_out"}
-OLMO2 = Family(
-    name="olmo2",
-    model_class="Olmo2ForCausalLM",
-    prefix="model.",
-    fields=(
-        *with_defaults(SIZES, vocab_size=50_304, rms_norm_eps=1e-5),
-        ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
-    ),
-    derived=(rotary(),),
-    fixed=LLAMA_OPTIONS | {"mlp.bias": "none", "attention.qk_norm": "rms_all", "block": "inner"},
-    limits=EVEN,
-    rows=(
-        *(row for row in ROWS if "layernorm" not in row.theirs),
-        *(TensorRow(f"model.layers.{{i}}.{theirs}", f"blocks.{{i}}.{ours}") for theirs, ours in INNER.items()),
-    ),
-    ignored=IGNORED,
+INNER_ROWS = (
+    *(row for row in ROWS if "layernorm" not in row.theirs),
+    TensorRow("model.layers.{i}.post_attention_layernorm", "blocks.{i}.norm_1_out"),
+    TensorRow("model.layers.{i}.post_feedforward_layernorm", "blocks.{i}.norm_2_out"),
+)
+OLMO2 = llama_family(
+    "olmo2",
+    "Olmo2ForCausalLM",
+    sizes=dict(vocab_size=50_304, rms_norm_eps=1e-5),
+    fields=(ATTENTION_BIAS,),
+    fixed={"attention.qk_norm": "rms_all", "block": "inner"},
+    rows=INNER_ROWS,
 )

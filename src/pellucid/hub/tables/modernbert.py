@@ -6,9 +6,21 @@ from typing import Any
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import Entries, FamilyError, shown
 from pellucid.hub.tables.gemma import two_bases, two_entries
-from pellucid.hub.tables.llama import ALL_OR_NONE, IGNORED, alternating
-from pellucid.hub.tables.rotary import NESTED
-from pellucid.hub.tables.rows import ACTIVATIONS, QKV, TIED, ConfigField, Derived, Family, TensorRow
+from pellucid.hub.tables.llama import alternating
+from pellucid.hub.tables.rotary import EVEN
+from pellucid.hub.tables.rows import (
+    ACTIVATIONS,
+    ALL_OR_NONE,
+    ATTENTION_BIAS,
+    MLP_BIAS,
+    QKV,
+    ROTARY_FREQUENCIES,
+    TIED,
+    ConfigField,
+    Derived,
+    Family,
+    TensorRow,
+)
 
 #: (classifier_bias, decoder_bias) -> which of the readout's maps have a bias
 BIASES = {(True, True): "all", (True, False): "dense", (False, True): "logits", (False, False): "none"}
@@ -78,8 +90,8 @@ MODERNBERT = Family(
         ConfigField("intermediate_size", "mlp.d_ff", 1152),
         ConfigField("norm_eps", "norm.eps", 1e-5),
         ConfigField("norm_bias", "norm.bias", False, ALL_OR_NONE),
-        ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
-        ConfigField("mlp_bias", "mlp.bias", False, ALL_OR_NONE),
+        ATTENTION_BIAS,
+        MLP_BIAS,
         ConfigField("attention_dropout", ("dropout.pattern", "dropout.attn_out"), 0.0),
         ConfigField("embedding_dropout", "dropout.embed", 0.0),
         ConfigField("tie_word_embeddings", "unembed", True, TIED),
@@ -133,6 +145,6 @@ MODERNBERT = Family(
         TensorRow("head.norm", "unembed.norm"),
         TensorRow("decoder", "unembed"),
     ),
-    ignored=IGNORED,
-    limits=NESTED,
+    ignored=ROTARY_FREQUENCIES,
+    limits=EVEN,
 )

@@ -8,37 +8,21 @@ from typing import Any
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import Entries
 from pellucid.hub.tables.gemma import kinds_of_layers, two_bases, two_entries
-from pellucid.hub.tables.llama import (
-    ALL_OR_NONE,
-    IGNORED,
-    LLAMA_OPTIONS,
-    OLMO2,
-    SIZES,
-    alternating,
-    rows_without,
-    with_defaults,
-    without,
-)
-from pellucid.hub.tables.rotary import EVEN, NESTED, rotary
-from pellucid.hub.tables.rows import ConfigField, Derived, Family, visible_windows
+from pellucid.hub.tables.llama import OLMO2, alternating, llama_family, rows_without
+from pellucid.hub.tables.rows import ATTENTION_BIAS, Derived, visible_windows
 
 #: a norm divides by the deviation and stores nothing
 BARE_NORM = {"norm.kind": "layer", "norm.gain": "1", "norm.bias": "none", "norm.eps": 1e-5}
 
-OLMO = Family(
-    name="olmo",
-    model_class="OlmoForCausalLM",
-    prefix="model.",
-    fields=(
-        *without(with_defaults(SIZES, vocab_size=50_304), "rms_norm_eps"),
-        ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE),
-    ),
-    derived=(rotary(),),
+OLMO = llama_family(
+    "olmo",
+    "OlmoForCausalLM",
+    sizes=dict(vocab_size=50_304),
+    omit=("rms_norm_eps",),
+    fields=(ATTENTION_BIAS,),
     constants={"clip_qkv": None},
-    fixed=LLAMA_OPTIONS | BARE_NORM | {"mlp.bias": "none", "attention.qk_norm": "none", "block": "pre"},
+    fixed=BARE_NORM | {"block": "pre"},
     rows=rows_without("norm"),
-    ignored=IGNORED,
-    limits=EVEN,
 )
 
 
@@ -62,5 +46,5 @@ OLMO3 = dataclasses.replace(
         # rope_theta outside the object is the base of the layers without a window alone
         Derived(lambda entries: two_bases(entries, 500_000.0, 500_000.0, ""), two_entries),
     ),
-    limits={"positions.scaling": windows_unscaled, **NESTED},
+    limits={"positions.scaling": windows_unscaled, **OLMO2.limits},
 )

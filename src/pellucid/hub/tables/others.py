@@ -4,9 +4,7 @@ from typing import Any
 
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import Entries, FamilyError, shown
-from pellucid.hub.tables.rows import ACTIVATIONS, QKV, TIED, ConfigField, Derived, Family, TensorRow
-
-ALL_OR_NONE = {True: "all", False: "none"}
+from pellucid.hub.tables.rows import ACTIVATIONS, ALL_OR_NONE, QKV, TIED, ConfigField, Derived, Family, TensorRow
 
 
 def embed_width(entries: Entries) -> dict[str, Any]:

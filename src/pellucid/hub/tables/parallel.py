@@ -7,11 +7,19 @@ from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import Entries, FamilyError
 from pellucid.hub.tables.gpt import SIZES
 from pellucid.hub.tables.rotary import EVEN, EVEN_PART, rotary
-from pellucid.hub.tables.rows import ACTIVATIONS, QKV, TIED, ConfigField, Derived, Family, TensorRow
+from pellucid.hub.tables.rows import (
+    ACTIVATIONS,
+    ALL_OR_NONE,
+    QKV,
+    ROTARY_FREQUENCIES,
+    TIED,
+    ConfigField,
+    Derived,
+    Family,
+    TensorRow,
+)
 
-ALL_OR_NONE = {True: "all", False: "none"}
-INV_FREQ = {r"rotary_emb\.inv_freq$": "a constant of the rotary positions"}
-CAUSAL = {r"\.attn\.(masked_)?bias$": "the causal mask, written out"}
+CAUSAL_MASK = {r"\.attn\.(masked_)?bias$": "the causal mask, written out"}
 
 
 def rotary_dim(entries: Entries) -> dict[str, Any]:
@@ -66,7 +74,7 @@ GPTJ = Family(
         TensorRow("transformer.ln_f", "final_norm"),
         TensorRow("lm_head", "unembed"),
     ),
-    ignored=CAUSAL | {r"embed_positions$": "a constant of the rotary positions"},
+    ignored=CAUSAL_MASK | {r"embed_positions$": "a constant of the rotary positions"},
     # these occur in files on the hub, whose authors' code read them
     constants={"rotary": True, "scale_attn_weights": True},
     without_effect={"n_ctx": "n_positions says it"},
@@ -109,7 +117,7 @@ PHI = Family(
         TensorRow("model.final_layernorm", "final_norm"),
         TensorRow("lm_head", "unembed"),
     ),
-    ignored=INV_FREQ,
+    ignored=ROTARY_FREQUENCIES,
     limits=EVEN_PART,
 )
 
@@ -184,6 +192,6 @@ FALCON = Family(
         TensorRow("transformer.ln_f", "final_norm"),
         TensorRow("lm_head", "unembed"),
     ),
-    ignored=INV_FREQ,
+    ignored=ROTARY_FREQUENCIES,
     limits=EVEN | {"attention.bias": lambda a: a.attention.bias == "none" or a.mlp.bias == "all"},
 )

@@ -29,7 +29,6 @@ SCALED: dict[str, dict[str, str]] = {
         "beta_fast": "positions.high",
         "original_max_position_embeddings": "positions.n_trained",
         "attention_factor": "positions.attention_factor",
-        "truncate": "positions.yarn_bounds",
     },
     "longrope": {
         "factor": "positions.factor",
@@ -44,6 +43,7 @@ SCALED: dict[str, dict[str, str]] = {
 YARN_DEFAULTS = {"beta_slow": 1.0, "beta_fast": 32.0}
 #: entries that other kinds read, and these ignore
 OF_OTHERS = ("mscale", "mscale_all_dim", "mrope_section", "mrope_interleaved")
+OF_OTHERS += ("truncate",)
 OF_OTHERS += tuple(sorted({name for names in SCALED.values() for name in names}))
 
 
@@ -114,6 +114,10 @@ def scaling(entries: Entries, path: str, trained: Trained | None = None, nested:
     n_trained = longest if outside is None else outside
     entries.asked.update(f"{path}.{name}" for name in OF_OTHERS)
     values: dict[str, Any] = {"positions.scaling": "none" if kind == "default" else kind}
+    if kind == "yarn" and not entries.flag(f"{path}.truncate", True):
+        raise FamilyError(
+            f"{path}.truncate = false in config.json: only planes that are whole bound the scaling (true, or no entry)"
+        )
     for name, ours in SCALED[kind].items():
         if name == "original_max_position_embeddings":
             inside = n_trained if outside is not None else entries.integer(f"{path}.{name}", n_trained)
@@ -125,13 +129,6 @@ def scaling(entries: Entries, path: str, trained: Trained | None = None, nested:
             values[ours] = (
                 yarn_attention_factor(entries, path) if yarn else entries.number(f"{path}.{name}", 0.0, 0.0, above=0)
             )
-        elif name == "truncate":
-            values[ours] = "whole" if entries.flag(f"{path}.{name}", True) else "exact"
-            if nested and values[ours] == "exact":
-                raise FamilyError(
-                    f"{path}.{name} = false in config.json: transformers does not read it in models of this family, "
-                    "whose bounds are always whole: expected true, or no such entry"
-                )
         elif name in ("short_factor", "long_factor"):
             values[ours] = entries.numbers(f"{path}.{name}")
         elif kind == "longrope" and entries.raw(f"{path}.{name}") is None:
@@ -146,21 +143,17 @@ def scaling(entries: Entries, path: str, trained: Trained | None = None, nested:
 
 
 def by_length(kind: str, entries: Entries, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a scaling by the length of each text is in a model whose frequencies are the same for all texts.
+    """What a scaling by the length of each text reads besides its own entries.
 
-    transformers computes texts of more than n_trained tokens with other frequencies than shorter ones, so that keys in
-    a cache are not those of the longer text. longrope: the context ends with n_trained, unless both lists are one.
-    dynamic: in the context of the training nothing is scaled.
+    longrope: the factor is the ratio of both contexts unless it is given. dynamic: transformers changes the frequencies
+    with each further token of a text of more than n_trained, and in the context of the training nothing is scaled.
     """
     n_ctx = entries.integer("max_position_embeddings", REFUSED, most=BOUNDS["n_ctx"])
     if n_ctx is REFUSED:
         raise FamilyError(f"config.json lacks max_position_embeddings, which rope_type = {kind!r} needs")
     if kind == "dynamic":
         return {"positions.n_trained": n_ctx}
-    n_trained = values["positions.n_trained"]
-    both_are_one = values["positions.short_factors"] == values["positions.long_factors"]
-    length = {} if both_are_one else {"n_ctx": min(n_ctx, n_trained)}
-    return {"positions.factor": n_ctx / n_trained, **values, **length}
+    return {"positions.factor": n_ctx / values["positions.n_trained"], **values}
 
 
 def yarn_attention_factor(entries: Entries, path: str) -> float:
@@ -185,13 +178,12 @@ def scaling_to(a: Architecture) -> dict[str, Any]:
     entries = {theirs: part[ours] for theirs, ours in SCALED[kind].items()}
     if not entries.get("attention_factor"):
         entries.pop("attention_factor", None)
-    if entries.pop("truncate", "whole") == "exact":
-        entries["truncate"] = False
     if kind == "longrope":
         ones = [1.0] * (a.d_rotary // 2)
-        # a longer context has one list for texts of every length
-        short = "long_factor" if a.n_ctx > a.positions.n_trained else "short_factor"
-        entries["short_factor"], entries["long_factor"] = entries[short] or ones, entries["long_factor"] or ones
+        entries["short_factor"], entries["long_factor"] = (
+            entries["short_factor"] or ones,
+            entries["long_factor"] or ones,
+        )
     return {"rope_type": kind} | entries
 
 
@@ -212,12 +204,5 @@ def is_even(a: Architecture) -> bool:
     return a.positions.kind != "rotary" or int(a.d_head * a.positions.fraction) % 2 == 0
 
 
-def has_whole_bounds(a: Architecture) -> bool:
-    """Whether no bounds of yarn are exact: transformers reads truncate in no nested object."""
-    return a.positions.scaling != "yarn" or a.positions.yarn_bounds == "whole"
-
-
 #: some families' tables have one coordinate more than is rotated, for whole heads or for a part of each
 EVEN, EVEN_PART = {"attention.d_head": is_even}, {"positions.fraction": is_even}
-#: of families with an object for each kind of layer, which rotate whole heads
-NESTED = {**EVEN, "positions.yarn_bounds": has_whole_bounds}

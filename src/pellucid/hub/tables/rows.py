@@ -6,11 +6,12 @@ other endings. `{i}` is the layer, `{e}` the expert, `{h}` the head.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pellucid.architecture import Architecture
-from pellucid.hub.tables.entries import REFUSED, Entries
+from pellucid.architecture import Architecture, field_type
+from pellucid.hub.canonical_fields import canonical_fields, set_at
+from pellucid.hub.tables.entries import BOUNDS, CONSTANTS, REFUSED, Entries, FamilyError, shown
 
 #: our parameters of a module -> theirs
 ENDINGS = {".weight": ".weight", ".gain": ".weight", ".bias": ".bias"}
@@ -34,16 +35,15 @@ class TensorRow:
     theirs: str
     ours: str | tuple[str, ...]
     transposed: bool = False
-    fused: Literal["modules", "heads", "experts", "experts, rows in turn", "rows"] = "modules"
+    fused: Literal["modules", "heads", "experts", "rows"] = "modules"
     unread: int = 0
     where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    endings: Mapping[str, str] = field(default_factory=lambda: ENDINGS)
     tensor: bool = False
 
     @property
     def joins_experts(self) -> bool:
         """Whether theirs is one tensor for all experts of a layer."""
-        return self.fused.startswith("experts")
+        return self.fused == "experts"
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -67,6 +67,26 @@ class ConfigField:
     @property
     def names(self) -> tuple[str, ...]:
         return (self.ours,) if isinstance(self.ours, str) else self.ours
+
+    def read(self, entries: Entries) -> Any:
+        """The value that the entry gives our fields, in the type of our field."""
+        name = self.names[0].removeprefix("encoder.")
+        if self.values is not None:
+            if all(isinstance(word, bool) for word in self.values):
+                return self.values[entries.flag(self.theirs, self.default, self.null)]
+            return self.values[entries.choice(self.theirs, self.default, self.values.keys(), self.null)]
+        if field_type(name) is int:
+            least, most = int(name not in ("n_layers", "n_segments")), BOUNDS[name]
+            return entries.integer(self.theirs, self.default, self.null, least=least, most=most)
+        return entries.number(self.theirs, self.default, 0.0 if name.startswith("dropout.") else self.null)
+
+    def write(self, values: list[Any]) -> Any:
+        """The value of the entry for these values of our fields. The default where one entry cannot give them."""
+        if self.values is not None:
+            # None has no effect in this architecture
+            with_effect = {value for value in values if value is not None}
+            return next((theirs for theirs, ours in self.values.items() if with_effect == {ours}), self.default)
+        return self.default if values[0] is None and self.null is REFUSED else values[0]
 
 
 @dataclass(frozen=True)
@@ -98,7 +118,7 @@ class Family:
                one expert that its rows hold; files hold them one by one, and both are read
     limits     our field -> whether the family can hold the architecture's value, where the config alone cannot tell;
                checked when reading and when writing
-    writes     the same for values that a file may hold but their class refuses: checked when writing only
+    export_limits  the same for values that a file may hold but their class refuses: checked when writing only
     body       their class without a head, whose files may lack the readout's tensors
     headless   their classes with a head that gives no logits of tokens: read as `body` is, without that head
     encoder    the family of their encoder-only class, if there is one
@@ -118,7 +138,7 @@ class Family:
     renames: Mapping[str, str] = field(default_factory=dict)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     limits: Mapping[str, Callable[[Architecture], bool]] = field(default_factory=dict)
-    writes: Mapping[str, Callable[[Architecture], bool]] = field(default_factory=dict)
+    export_limits: Mapping[str, Callable[[Architecture], bool]] = field(default_factory=dict)
     without_effect: Mapping[str, str] = field(default_factory=dict)
     body: str = ""
     headless: tuple[str, ...] = ()
@@ -128,6 +148,58 @@ class Family:
         if not self.body:
             head = r"(LMHeadModel|ForCausalLM|ForMaskedLM|ForConditionalGeneration)$"
             object.__setattr__(self, "body", re.sub(head, "Model", self.model_class))
+
+    def read(self, entries: Entries) -> Architecture:
+        """The architecture that the entries describe, without the limits."""
+        for path, constant in {**CONSTANTS, **self.constants}.items():
+            value = entries.raw(path) if entries.has(path) else constant
+            if value != constant and (constant or value is not None):
+                raise FamilyError(f"{path} = {shown(value)} in config.json: only {shown(constant)} can be represented")
+        values: dict[str, Any] = {}
+        for name, word in self.fixed.items():
+            set_at(values, name, word)
+        for row in self.fields:
+            value = row.read(entries)
+            for name in row.names:
+                set_at(values, name, value)
+        for derived in self.derived:
+            for name, value in derived.read(entries).items():
+                set_at(values, name, value)
+        a = Architecture.from_dict(values)
+        body = entries.raw("architectures") == [self.body] and (a.readout != "linear" or a.unembed == "untied")
+        bare = body or entries.raw("architectures") in [[name] for name in self.headless]
+        nothing: dict[str, Any] = {"readout": "none", "readout_bias": "all", "logit_scale": "1", "logit_cap": 0.0}
+        return replace(a, unembed="tied", **nothing) if bare else a
+
+    def write(self, a: Architecture) -> dict[str, Any]:
+        """The entries of the architecture; of a value that the family has no entry for, the default."""
+        values = canonical_fields(a)
+        config: dict[str, Any] = {"model_type": self.name, "architectures": [self.model_class]}
+        for path, constant in self.constants.items():
+            if constant is not None:
+                set_at(config, path, constant)
+        for row in self.fields:
+            set_at(config, row.theirs.split("|")[0], row.write([values[name] for name in row.names]))
+        for derived in self.derived:
+            for path, value in derived.write(a).items():
+                set_at(config, path, value)
+        return config
+
+    @property
+    def has_encoder(self) -> bool:
+        return any(name.startswith("encoder.") for name in self.fixed)
+
+    def round_trip(self, a: Architecture) -> Architecture:
+        return self.read(Entries(self.write(a)))
+
+    def unmet_limits(self, a: Architecture) -> list[str]:
+        return [name for name, holds in (*self.limits.items(), *self.export_limits.items()) if not holds(a)]
+
+    def unreadable_field(self, a: Architecture, error: FamilyError) -> str:
+        of_entry = [row.names[0] for row in self.fields if error.entry == row.theirs]
+        values = canonical_fields(a)
+        # derived entries may make no sense where an option is another than the family's
+        return [*of_entry, *(name for name, value in self.fixed.items() if values[name] != value), "block"][0]
 
 
 ACTIVATIONS = {
@@ -145,6 +217,12 @@ ACTIVATIONS = {
     "quick_gelu": "quick_gelu",
     "tanh": "tanh",
 }
+ALL_OR_NONE = {True: "all", False: "none"}
+ATTENTION_BIAS = ConfigField("attention_bias", "attention.bias", False, ALL_OR_NONE)
+MLP_BIAS = ConfigField("mlp_bias", "mlp.bias", False, ALL_OR_NONE)
+#: tensors of theirs that are constants -> why we have none
+ROTARY_FREQUENCIES = {r"rotary_emb\.inv_freq$": "a constant of the rotary positions"}
+POSITION_IDS = {r"(^|\.)position_ids$": "0, 1, 2, ..."}
 TIED = {True: "tied", False: "untied"}
 QKV = ("blocks.{i}.attn.query", "blocks.{i}.attn.key", "blocks.{i}.attn.value")
 

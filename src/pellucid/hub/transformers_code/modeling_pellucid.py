@@ -35,7 +35,7 @@ from pellucid.hub.transformers_code.inputs_pellucid import (
     past_length,
     real_tokens,
 )
-from pellucid.model.attention import MultiHeadAttention, choose_attention_kernel
+from pellucid.model.attention import choose_attention_kernel
 from pellucid.model.embed import Unembed
 from pellucid.model.tables import Table
 from pellucid.model.tap import OFF, Recorder, Tap
@@ -75,7 +75,7 @@ class PellucidPreTrainedModel(PreTrainedModel):
         super().__init__(config)
         a = config.options
         self.network = Transformer(a)
-        self.n_layers, self.n_ctx, self.mask = a.n_layers, a.n_ctx, a.attention.mask
+        self.n_layers, self.n_ctx, self.mask, self.border = a.n_layers, a.n_ctx, a.attention.mask, a.frequency_border
         self.keeps_tokens = bool(a.ngrams) or not a.n_layers
         choose_attention_kernel(self.network, "explicit" if config._attn_implementation == "eager" else "fused")
         self._tied_weights_keys = shared_parameters(self)
@@ -111,8 +111,6 @@ class PellucidPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, Unembed):
             nn.init.normal_(module.weight, std=0.02)
-        if isinstance(module, MultiHeadAttention) and module.sinks is not None:
-            nn.init.normal_(module.sinks, std=0.02)
         if isinstance(module, Table):
             dtype = torch.promote_types(module.values.dtype, torch.float32)
             module.values = module.exact.to(module.values.device, dtype)
@@ -324,7 +322,7 @@ class PellucidGeneration(PellucidPreTrainedModel, GenerationMixin):
         n = self.prompt_length(kwargs.get("input_ids") if inputs is None else inputs, kwargs)
         if self.mask == "prefix":
             kwargs.setdefault("prefix_length", n)
-        if n > self.n_ctx:
+        if n > self.n_ctx or self.border:
             kwargs["prompt_length"] = n
         theirs: Any = super()
         return theirs.generate(inputs, *args, **kwargs)
@@ -365,7 +363,7 @@ class PellucidGeneration(PellucidPreTrainedModel, GenerationMixin):
         part = "decoder_" if self.config.is_encoder_decoder else ""
         if inputs_embeds is not None and not cached:
             return inputs | {"inputs_embeds": inputs_embeds}
-        if input_ids.size(1) > self.n_ctx and inputs_embeds is None:
+        if (input_ids.size(1) > self.n_ctx or self.border) and inputs_embeds is None:
             input_ids, n_new = self.last_part(input_ids, inputs, f"{part}attention_mask", cached, n_new, prompt_length)
         n_new = n_new if cached else input_ids.size(1)
         for name in ("position_ids", "token_type_ids"):
@@ -382,15 +380,18 @@ class PellucidGeneration(PellucidPreTrainedModel, GenerationMixin):
         these tokens.
         """
         n, mask, past = input_ids.size(1), inputs.get(own), inputs["past_key_values"]
-        if inputs.get("use_cache") and n_new > 1 and n != prompt_length:
+        if inputs.get("use_cache") and n_new > 1 and n != prompt_length and n > min(self.n_ctx, self.border or n):
+            border = f"positions.n_trained = {self.border}" if self.border else f"the context of {self.n_ctx}"
             raise ValueError(
-                f"tokens were guessed ahead beyond the context of {self.n_ctx}, where the text before them is read "
-                "afresh: generate fewer tokens, or without assistant_model and prompt_lookup_num_tokens"
+                f"tokens were guessed ahead beyond {border}, where the text before them is read afresh: "
+                "generate fewer tokens, or without assistant_model and prompt_lookup_num_tokens"
             )
         lengths = input_ids.new_full(input_ids.shape[:1], n) if mask is None else mask.sum(1).to(input_ids.device)
         prompts = lengths - n + (prompt_length or 0)
         starts = window_starts(prompts, lengths, self.n_ctx)
         moved = not cached or bool((starts != window_starts(prompts, lengths - n_new, self.n_ctx)).any())
+        if self.border:  # longer texts have other frequencies
+            moved |= bool(((lengths - starts - n_new <= self.border) & (self.border < lengths - starts)).any())
         if moved and past is not None:
             past.crop(-cached)
         first = n - lengths + starts

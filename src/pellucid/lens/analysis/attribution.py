@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from pellucid.lens.analysis.residual import (
     down,
     edited_writes,
     frozen_norm,
+    is_edited,
     module_of,
     norm_out,
     part_architecture,
@@ -107,7 +108,7 @@ def attribute(
         return of_tokens[one] - (0 if other is None else of_tokens[other])
 
     w = difference(readout.W_U).expand(*t.ids.shape, -1)
-    final, read = frozen_norm(t, t.network.final_norm, "final_norm"), readout.back(w)
+    final, read = frozen_norm(t, "final_norm"), readout.back(w)
     u = final.back(read)
     labels, values = [], []
     for write in writes(t):
@@ -196,7 +197,6 @@ class Why:
     keys       the positions that the query may read; `tokens` their texts
     scores     the head's scores [key], the sum of values over the parts; with score_cap, the scores before the cap
     after_cap  the head's scores [key] after the cap, including the bias by distance; None without a cap
-    sink       the score of the head's sink, which the softmax compares with those of the keys; None without sinks
     """
 
     layer: int
@@ -209,7 +209,6 @@ class Why:
     values: Tensor
     scores: Tensor
     after_cap: Tensor | None = None
-    sink: float | None = None
 
     def show(self) -> Figure:
         """The parts of the scores as a picture."""
@@ -273,13 +272,21 @@ def why(
     if bias is not None:
         far = bias.score_bias(keys.new_tensor([[position]]), keys)[head, 0].detach().to(rest.dtype)
         labels, values, rest = [*labels, "distance"], torch.cat([values, far[None]]), rest - far
-    if t.edits:
+    if is_edited(t, *_between_stream_and_scores(t, scope)):
         labels, values = [*labels, "edited"], torch.cat([values, rest[None]])
     read = t.ids if part == "attn" or t.inputs.source is None else t.inputs.source.tokens
     fed = [t.spell(int(read[row, j])) for j in keys]
-    after_cap, sinks = computed[keys] if cap else None, module_of(t, scope).sinks
-    sink = None if sinks is None else float(sinks.detach()[head])
-    return Why(layer, head, position, side, labels, keys.tolist(), fed, values, scores[keys], after_cap, sink)
+    after_cap = computed[keys] if cap else None
+    return Why(layer, head, position, side, labels, keys.tolist(), fed, values, scores[keys], after_cap)
+
+
+def _between_stream_and_scores(t: Recording, scope: str) -> list[str]:
+    """The tensors from the norm of the stream to the scores, whose edits the parts of the stream do not hold."""
+    block, _, kind = scope.rpartition(".")
+    own_norm = {"attn": "norm_1", "cross": "norm_cross"}[kind]
+    norms = [] if part_architecture(t, scope).block == "post" else [f"{block}.{own_norm}"]
+    norms += ["encoder.final_norm"] if kind == "cross" else []
+    return [*norms, *(f"{scope}.{name}" for name in ("q", "k", "rot_q", "rot_k", "scores"))]
 
 
 def _scores_before_cap(t: Recording, scope: str) -> Tensor:
@@ -338,12 +345,12 @@ def _read(t: Recording, scope: str, by: By, side: Side) -> tuple[Decomposition, 
     a = part_architecture(t, scope)
     post = a.block == "post"
     if kind == "cross" and side == "key":
-        encoder: Any = t.network.encoder
+        encoder = t.passes["encoder."].part
         parts = decompose(t, f"encoder.blocks.{len(encoder.blocks) - 1}.resid_post", by)
-        return parts, frozen_norm(t, encoder.final_norm, "encoder.final_norm")
+        return parts, frozen_norm(t, "encoder.final_norm")
     middle = "norm_1" if post and a.norm.kind != "none" else "resid_mid"
     point, name = ("resid_pre", "norm_1") if kind == "attn" else (middle, "norm_cross")
-    norm = Frozen() if post else frozen_norm(t, module_of(t, f"{block}.{name}"), f"{block}.{name}")
+    norm = Frozen() if post else frozen_norm(t, f"{block}.{name}")
     return decompose(t, f"{block}.{point}", by), norm
 
 

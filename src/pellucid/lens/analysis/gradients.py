@@ -36,7 +36,7 @@ def gradient(
     for name in chosen:
         edits.setdefault(name, []).append(shifted(name))
     with frozen_network(t.network, grad=True):
-        value = measured(run_forward(t.network, t.inputs, Recorder(edits=edits))).sum()
+        value = measured(run_forward(t.module(""), t.inputs, Recorder(edits=edits))).sum()
         slopes = torch.autograd.grad(value, [shifts[name] for name in chosen], materialize_grads=True)
     return dict(zip(chosen, slopes, strict=True))
 

@@ -1,4 +1,5 @@
-"""Scores of attention heads: attention to the previous token, to duplicates, to what followed them; and copying.
+"""Scores of attention heads: attention to the previous token, to duplicates, to what followed them; and the attended
+token's rank in what they write.
 
 Repeated random tokens can be predicted only by their repetition (Olsson et al. 2022, section "Argument 1"). A text
 shows what the heads do on that text.
@@ -19,9 +20,9 @@ from pellucid.model import Transformer
 from pellucid.tensor_names import AttentionPart, attention_scope
 from pellucid.text.tokenizers.base import Tokenizer
 
-HeadScore = Literal["previous", "duplicate", "first", "induction", "copying", "entropy"]
+HeadScore = Literal["previous", "duplicate", "first", "induction", "attended_rank", "entropy"]
 #: the scores of the table, in its order
-KINDS: tuple[HeadScore, ...] = ("previous", "duplicate", "first", "induction", "copying")
+KINDS: tuple[HeadScore, ...] = ("previous", "duplicate", "first", "induction", "attended_rank")
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,11 @@ class Heads:
     duplicate  attention from a token to its earlier occurrences
     first      attention to the first token of the text
     induction  attention from a token to the tokens that followed its earlier occurrences
-    copying    rank of the attended token in the logits that the head writes for it, weighted by attention: 1 if it is
-               always first, 0 if it is anywhere, -1 if it is always last
+    attended_rank   rank of the attended token in the logits that the head writes for it on this text, weighted by
+               attention: 1 if it is always first, 0 if it is anywhere, -1 if it is always last. `Circuits.copying` is
+               another number, of the weights alone
     entropy    -sum_j A_ij log2 A_ij of a query's attention to its keys, averaged over the queries; only where it is
-               asked for. The share of a sink (attention.sinks) is none of the A_ij
+               asked for.
 
     The first four are shares of attention between 0 and 1, averaged over the queries that have such a key.
     """
@@ -94,8 +96,8 @@ def detect_heads(
     period  half the context, at most 32, unless given; the tokens of a period differ where the vocabulary is large
             enough
     seed    of the random tokens, 0 unless given
-    kinds   the scores to compute, one or several; copying takes by far the longest, a product with the vocabulary for
-            each head
+    kinds   the scores to compute, one or several; attended_rank takes by far the longest, a product with the vocabulary
+            for each head
     bos     True: the random tokens come after what the tokenizer puts before a text, or after the separator
             (`Tokenizer.opening`); for a text, and with the other options, as in `read_inputs`
 
@@ -163,7 +165,7 @@ def head_scores(
     """The scores of every head on the tokens of a trace.
 
     part   attn: self-attention; cross: attention to an encoder's output, which has an entropy alone; encoder: the
-           encoder's own attention, which has no copying score
+           encoder's own attention, which has no attended_rank
 
     Raises InputError for kinds that a part does not have, for no kind, and where there are no heads.
     """
@@ -184,18 +186,18 @@ def scores_by_layer(
     if not own.n_layers:
         raise InputError("n_layers = 0: there are no heads")
     every = get_args(HeadScore)
-    possible = {"attn": every, "cross": ("entropy",), "encoder": tuple(k for k in every if k != "copying")}[part]
+    possible = {"attn": every, "cross": ("entropy",), "encoder": tuple(k for k in every if k != "attended_rank")}[part]
     if wrong := [kind for kind in kinds if kind not in possible]:
         raise InputError(f"kinds: part = {part} has no score {wrong[0]!r}; choose from {', '.join(possible)}")
     inputs = t.inputs if part != "encoder" or t.inputs.source is None else t.inputs.source
     keys = {} if part == "cross" else looked_for(inputs.tokens, inputs.real)
     for layer in range(own.n_layers):
         name, scores = attention_scope(part, layer), {}
-        tensors = t.tensors([f"{name}.pattern", *([f"{name}.v"] if "copying" in kinds else [])])
+        tensors = t.tensors([f"{name}.pattern", *([f"{name}.v"] if "attended_rank" in kinds else [])])
         pattern = tensors[f"{name}.pattern"]
         for kind in kinds:
-            if kind == "copying":
-                scores[kind] = _copying(t, layer, pattern, tensors[f"{name}.v"])
+            if kind == "attended_rank":
+                scores[kind] = _attended_rank(t, layer, pattern, tensors[f"{name}.v"])
             elif kind == "entropy":
                 scores[kind] = _entropy(pattern, inputs.real)
             else:
@@ -234,15 +236,14 @@ def share(pattern: Tensor, keys: Tensor) -> Tensor:
     return on_them.transpose(0, 1)[:, occasions].mean(-1)
 
 
-def _copying(t: Recording, layer: int, pattern: Tensor, v: Tensor) -> Tensor:
+def _attended_rank(t: Recording, layer: int, pattern: Tensor, v: Tensor) -> Tensor:
     """2 r - 1, r being the share of the vocabulary with lower logits than the attended token in the head's output."""
-    network: Any = t.network
-    attention = network.blocks[layer].attn
+    attention, unembed = t.module(f"blocks.{layer}.attn"), t.module("unembed")
     W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))
-    gain = getattr(network.final_norm, "multiplier", None)
-    W_U = network.unembed.matrix.detach()
+    gain = getattr(t.module("final_norm"), "multiplier", None)
+    W_U = unembed.matrix.detach()
     if t.architecture.readout == "bert" and t.architecture.d_embed:  # rows of another width: through the dense layer
-        W_U = W_U @ network.unembed.dense.weight.detach()
+        W_U = W_U @ unembed.dense.weight.detach()
     W_U = W_U if gain is None else W_U * gain.detach()
     weight = (pattern * t.inputs.real[:, None, :, None]).sum(2)  # [b, h, j]
     scores = []

@@ -84,7 +84,7 @@ def follow_tokens(
     probability, rank = [], []
     for point in points:
         with frozen_network(t.network):
-            logits = t.network.unembed(t.network.final_norm(t[point][row, position]))
+            logits = t.module("unembed")(t.module("final_norm")(t[point][row, position]))
         log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
         probability.append(log_p[chosen].exp())
         rank.append((log_p[None] > log_p[chosen, None]).sum(-1))
@@ -101,7 +101,7 @@ def _points(t: Recording, mid: bool) -> list[str]:
 def lens_logits(t: Recording, point: str) -> Tensor:
     """The logits that the readout gives at a point of the stream [b, i, v]."""
     with frozen_network(t.network):
-        return t.network.unembed(t.network.final_norm(t.detached()[point]))
+        return t.module("unembed")(t.module("final_norm")(t.detached()[point]))
 
 
 def _log_probs(t: Recording, point: str) -> Tensor:

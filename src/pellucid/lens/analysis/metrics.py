@@ -60,12 +60,12 @@ class PreparedMetric:
 
         x has no positions before `start`. Logits are computed only at the positions that the metric reads.
         """
-        network = self.t.network
+        final_norm, unembed = self.t.module("final_norm"), self.t.module("unembed")
         if self.places is None:
-            return self.measure(_precise(network.unembed(network.final_norm(x))), rows)
+            return self.measure(_precise(unembed(final_norm(x))), rows)
         at = torch.arange(x.size(0), device=x.device)
         chosen = x[at, self.places[rows] - start][:, None]
-        return self.measure(_precise(network.unembed(network.final_norm(chosen))[:, 0]), rows)
+        return self.measure(_precise(unembed(final_norm(chosen))[:, 0]), rows)
 
 
 def _precise(logits: Tensor) -> Tensor:

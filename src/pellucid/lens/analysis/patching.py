@@ -247,7 +247,7 @@ class PatchingPair:
         at_once = max(1, min(64, MOST // (widest * self.bad.ids.size(1))))
         for first in range(0, len(changed), at_once):
             some = changed[first : first + at_once]
-            with frozen_network(self.bad.network):
+            with frozen_network(self.bad.module("")):
                 values = _run(self.good, self.bad, self.metric, name, [cells[k] for k in some], self._past)
             yield some, values
 

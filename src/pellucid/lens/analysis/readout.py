@@ -6,7 +6,6 @@ follows after this, so attributions split the logit before the cap.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +53,7 @@ class Readout:
 
 def readout_of(t: Recording) -> Readout:
     """The readout with the activations and the scale that it had in the trace."""
-    a, unembed = t.architecture, cast(Any, t.network.unembed)
+    a, unembed = t.architecture, t.module("unembed")
     W_U = a.unembed_scale * unembed.matrix.detach()
     own_bias = getattr(unembed, "bias", None)
     b_U = None if own_bias is None else own_bias.detach()

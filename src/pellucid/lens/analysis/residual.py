@@ -8,10 +8,10 @@ What edits changed in the stream is a part too.
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pellucid.architecture import Architecture
 from pellucid.lens.core.inputs import InputError
@@ -71,11 +71,13 @@ class Frozen:
         return u - u.mean(-1, keepdim=True) if self.centred else u
 
 
-def frozen_norm(t: Recording, module: nn.Module, name: str) -> Frozen:
-    """The norm called `name`, frozen at its scale in the trace."""
-    if isinstance(module, Identity):
+def frozen_norm(t: Recording, name: str, path: str = "") -> Frozen:
+    """The norm whose output is the tensor `name`, frozen at its scale in the trace; `path` where the module has another
+    name.
+    """
+    norm = module_of(t, path or name)
+    if isinstance(norm, Identity):
         return Frozen()
-    norm = cast(Any, module)
     bias = getattr(norm, "bias", None)
     detached = None if bias is None else bias.detach()
     return Frozen(t[f"{name}.scale"], norm.multiplier.detach(), detached, isinstance(norm, LayerNorm))
@@ -141,7 +143,7 @@ class _Writer:
     def up_to(self, end: str | None) -> list[Write]:
         for name, step in self.steps():
             step()
-            if name is not None and self.t.edits and name in self.known:
+            if name is not None and name in self.known and is_edited(self.t, name):
                 self.reconcile(name)
             if name == end and end is not None:
                 return self.found
@@ -157,31 +159,31 @@ class _Writer:
         for name in ("embed", "pos_embed", "seg_embed", "ngram_embed"):
             if p + name in self.known:
                 yield None, lambda name=name: self.write(p + name)
-        yield f"{p}embed_norm", lambda: self.norm(part.embed.norm, f"{p}embed_norm")
+        yield f"{p}embed_norm", lambda: self.norm(f"{p}embed_norm", f"{p}embed.norm")
         if p + "embed_projected" in self.known:
-            yield f"{p}embed_projected", lambda: self.project(part.embed.projection, f"{p}embed_projected")
+            yield f"{p}embed_projected", lambda: self.project(f"{p}embed_projected")
         post, cross = part.architecture.block == "post", part.architecture.encoder is not None
         parallel = part.architecture.block in ("parallel", "shared")
-        for i, block in enumerate(part.blocks):
-            b, modules = f"{p}blocks.{i}.", cast(Any, block)
+        for i in range(len(part.blocks)):
+            b = f"{p}blocks.{i}."
             yield f"{b}resid_pre", lambda: None
             yield f"{b}resid_mid" if not parallel else None, lambda b=b: self.write(f"{b}attn_out")
             if post:
-                yield f"{b}norm_1", lambda b=b, m=modules: self.norm(m.norm_1, f"{b}norm_1")
+                yield f"{b}norm_1", lambda b=b: self.norm(f"{b}norm_1")
             if cross:
                 yield f"{b}resid_cross", lambda b=b: self.write(f"{b}cross_out")
             if cross and post:
-                yield f"{b}norm_cross", lambda b=b, m=modules: self.norm(m.norm_cross, f"{b}norm_cross")
+                yield f"{b}norm_cross", lambda b=b: self.norm(f"{b}norm_cross")
             yield f"{b}resid_post" if not post else None, lambda b=b: self.write(f"{b}mlp_out")
             if post:
-                yield f"{b}norm_2", lambda b=b, m=modules: self.norm(m.norm_2, f"{b}norm_2")
+                yield f"{b}norm_2", lambda b=b: self.norm(f"{b}norm_2")
                 yield f"{b}resid_post", lambda: None
 
     def write(self, name: str) -> None:
         self.found.append(Write(name, lambda: self.t[name]))
 
-    def norm(self, module: nn.Module, name: str) -> None:
-        norm = frozen_norm(self.t, module, name)
+    def norm(self, name: str, path: str = "") -> None:
+        norm = frozen_norm(self.t, name, path)
         if norm.gain is None:
             return
         for w in self.found:
@@ -190,18 +192,24 @@ class _Writer:
             bias = norm.bias
             self.found.append(Write(f"{name}.bias", lambda: bias.expand_as(self.t[name])))
 
-    def project(self, projection: nn.Module, name: str) -> None:
-        linear = cast(nn.Linear, projection)
+    def project(self, name: str) -> None:
+        linear = module_of(self.t, f"{self.prefix}embed.projection")
         for w in self.found:
             w.norms.append(Projection(linear.weight.detach()))
         self.found.append(Write(f"{name}.bias", lambda: linear.bias.detach().expand_as(self.t[name])))
 
     def reconcile(self, name: str) -> None:
         """Add what edits changed in the stream at this point as a write."""
-        here = self.t[name]
-        change = here - torch.stack([w.arrived(w.value()) for w in self.found]).sum(0)
-        if change.abs().max() > 1e-6 * max(1.0, float(here.abs().max())):
+        here, parts = self.t[name], torch.stack([w.arrived(w.value()) for w in self.found])
+        change = here - parts.sum(0)
+        largest, rounding = max(here.abs().max(), parts.abs().max()), torch.finfo(here.dtype).eps * len(parts) ** 0.5
+        if change.abs().max() > rounding * largest:
             self.found.append(Write(f"{name} (edited)", lambda: change))
+
+
+def is_edited(t: Recording, *names: str) -> bool:
+    """Whether an edit changes one of these tensors where it is computed: itself, or a norm's output before its gain."""
+    return any(edit.name.removesuffix(".normalized") in names for edit in t.edits)
 
 
 @dataclass(frozen=True)
@@ -263,7 +271,7 @@ def norm_out(t: Recording, name: str) -> Frozen:
     """The norm between a sublayer and the stream, for attn_out, cross_out or mlp_out, times residual_scale."""
     block, _, what = name.rpartition(".")
     norm = NORM_OUT.get(what)
-    frozen = Frozen() if norm is None else frozen_norm(t, getattr(module_of(t, block), norm), f"{block}.{norm}")
+    frozen = Frozen() if norm is None else frozen_norm(t, f"{block}.{norm}")
     c = part_architecture(t, name).residual_scale
     return frozen if c == 1 else replace(frozen, bias=None if frozen.bias is None else c * frozen.bias, factor=c)
 
@@ -323,7 +331,7 @@ def edited_writes(t: Recording, name: str) -> bool:
 
 def module_of(t: Recording, path: str) -> Any:
     """The module of the network with this path."""
-    return cast(Any, t.network.get_submodule(path))
+    return t.module(path)
 
 
 def down(t: Recording, name: str) -> tuple[Tensor, Tensor, Tensor | None]:

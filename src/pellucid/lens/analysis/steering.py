@@ -135,7 +135,7 @@ class Probe:
 
     def predict(self, x: Tensor) -> Any:
         """The label, or the number, for each row of x [n, m]."""
-        values = x.detach().to(self.weights.device).double() @ self.weights.T + self.bias
+        values = x.detach().cpu().double() @ self.weights.T + self.bias
         return [self.classes[int(k)] for k in values.argmax(1)] if self.classes else values[:, 0]
 
 
@@ -147,8 +147,11 @@ def fit_probe(
     targets   labels (text, whole numbers, booleans), one of several classes; or numbers, where any of them is a
               floating-point one
 
-    Alain and Bengio 2016; the shuffled baseline as in Hewitt and Liang 2019. Raises InputError for too few rows, and
-    for targets that are neither labels alone nor numbers alone.
+    Equal rows, such as those of one text given twice, are held out together, count as one where the penalty is chosen,
+    and have one label in the baseline: else a probe that has only learned them by heart would seem to know.
+
+    Alain and Bengio 2016; the shuffled baseline as in Hewitt and Liang 2019. Raises InputError for too few different
+    rows, and for targets that are neither labels alone nor numbers alone.
     """
     listed = targets.tolist() if isinstance(targets, Tensor) else targets
     values = [target.item() if isinstance(target, Tensor | np.generic) else target for target in listed]
@@ -158,24 +161,47 @@ def fit_probe(
     if len(classes) == 1:
         raise InputError(f"every target is {classes[0]!r}: expected at least two classes")
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(values), generator=generator)
-    n_out = min(max(1, round(held_out * len(values))), len(values) - 2)
+    rows, group = x.detach().cpu().double(), equal_rows(x)
+    n_groups = int(group.max()) + 1
+    if n_groups < 4:
+        raise InputError(
+            f"{len(x)} rows, of which {n_groups} are different: expected 4 or more different ones; at this place these "
+            "texts have the same activations"
+        )
+    order = torch.randperm(n_groups, generator=generator)
+    n_out = min(max(1, round(held_out * n_groups)), n_groups - 2)
     if not classes and n_out < 2:
         raise InputError(
-            f"{held_out} of {len(values)} rows is one held-out row, and the R^2 of numbers needs two: give more rows, "
-            "or a larger held_out"
+            f"{held_out} of {n_groups} different rows is one held-out row, and the R^2 of numbers needs two: give more "
+            "rows, or a larger held_out"
         )
-    out, into = order[:n_out], order[n_out:]
+    is_out = torch.isin(group, order[:n_out])
+    out, into = is_out.nonzero().flatten(), (~is_out).nonzero().flatten()
     y = torch.tensor([[v == c for c in classes] if classes else [v] for v in values], dtype=torch.float64)
-    rows = x.detach().cpu().double()
-    weights, bias, penalty = _ridge(rows[into], y[into])
+    weights, bias, penalty = _ridge(rows[into], y[into], group[into])
     baseline = []
     for _ in range(shuffles):
-        mixed = into[torch.randperm(len(into), generator=generator)]
-        w, b, _ = _ridge(rows[into], y[mixed])
+        members = into[torch.randperm(len(into), generator=generator)]
+        a_member = torch.zeros(n_groups, dtype=torch.long).index_copy_(0, group[members], members)
+        of_other = torch.zeros(n_groups, dtype=torch.long)
+        of_other[order[n_out:]] = order[n_out:][torch.randperm(n_groups - n_out, generator=generator)]
+        w, b, _ = _ridge(rows[into], y[a_member[of_other[group[into]]]], group[into])
         baseline.append(_score(rows[out] @ w.T + b, y[out], bool(classes)))
     trained, unseen = (_score(rows[part] @ weights.T + bias, y[part], bool(classes)) for part in (into, out))
     return Probe(classes, weights, bias, penalty, trained, unseen, baseline)
+
+
+def equal_rows(x: Tensor) -> Tensor:
+    """A number for each row of x [n, m], the same for rows that are equal but for rounding, in order from 0 [n].
+
+    One text in two batches has activations that differ in their last bits.
+    """
+    rows = x.detach().cpu().double()
+    eps = torch.finfo(x.dtype if x.is_floating_point() else rows.dtype).eps
+    # distances are themselves rounded, to about 1e-7 of the lengths
+    tolerance = min(max(32 * eps, 1e-6), 0.01) * rows.norm(dim=1).max()
+    first = [(torch.cdist(some, rows) <= tolerance).byte().argmax(1) for some in rows.split(256)]
+    return torch.cat(first).unique(return_inverse=True)[1]
 
 
 def _classes(targets: list[Any]) -> list[Any]:
@@ -191,17 +217,26 @@ def _classes(targets: list[Any]) -> list[Any]:
     return []
 
 
-def _ridge(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
-    """W [k, m], b [k] and the penalty with the least leave-one-out error, all from one singular value decomposition."""
+def _ridge(x: Tensor, y: Tensor, group: Tensor) -> tuple[Tensor, Tensor, float]:
+    """W [k, m], b [k] and the penalty with the least error where one group of equal rows is left out, all from one
+    singular value decomposition.
+    """
     mean_x, mean_y = x.mean(0), y.mean(0)
-    U, s, Vt = torch.linalg.svd(x - mean_x, full_matrices=False)
-    size, projected = float(s.square().mean()) or 1.0, U.T @ (y - mean_y)
+    # a group is one row with the root of its size as its weight: the fit is the same
+    _, member, size_of = group.unique(return_inverse=True, return_counts=True)
+    weight = size_of.double().sqrt()[:, None]
+    x, y = (
+        weight.new_zeros(len(weight), z.size(1)).index_add_(0, member, z - mean) / weight
+        for z, mean in ((x, mean_x), (y, mean_y))
+    )
+    U, s, Vt = torch.linalg.svd(x, full_matrices=False)
+    size, projected = float(s.square().mean()) or 1.0, U.T @ y
     best: tuple[float, float] = (torch.inf, 0.0)
     for penalty in PENALTIES:
         shrink = s.square() / (s.square() + penalty * size)
         fitted = U @ (shrink[:, None] * projected)
-        leverage = (U.square() * shrink).sum(1, keepdim=True) + 1 / len(x)
-        error = float((((y - mean_y) - fitted) / (1 - leverage).clamp(min=1e-9)).square().mean())
+        leverage = (U.square() * shrink).sum(1, keepdim=True) + weight.square() / weight.square().sum()
+        error = float(((y - fitted) / (1 - leverage).clamp(min=1e-9)).square().mean())
         best = min(best, (error, penalty))
     W = (Vt.T @ ((s / (s.square() + best[1] * size))[:, None] * projected)).T
     return W, mean_y - W @ mean_x, best[1]

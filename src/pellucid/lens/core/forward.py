@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,17 +11,28 @@ from torch import Tensor
 from pellucid.lens.core.inputs import Inputs
 from pellucid.model import OFF, Tap, Transformer
 from pellucid.model.block import BlockInputs
-from pellucid.model.modes import in_evaluation_mode
+from pellucid.model.modes import Restore, SharedContext, kept_in_evaluation_mode
 from pellucid.model.transformer import Backbone
 
 
 @contextmanager
 def frozen_network(network: Transformer, grad: bool = False) -> Iterator[None]:
     """A context without dropout and compilation, and with gradients only where asked. Restores the training mode."""
-    # importing the compiler takes a second, and nothing is compiled unless it has been imported
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with in_evaluation_mode(network) if network.training else nullcontext(), eager, torch.set_grad_enabled(grad):
+    with kept_in_evaluation_mode(network), NOTHING_COMPILED, torch.set_grad_enabled(grad):
         yield
+
+
+def run_as_written() -> Restore:
+    """Let compiled networks of the whole process run as they are written; returns what takes that back."""
+    # importing the compiler takes a second, and nothing is compiled unless it has been imported
+    if "torch._dynamo" not in sys.modules:
+        return lambda: None
+    stance = torch.compiler.set_stance("force_eager")
+    stance.__enter__()
+    return partial(stance.__exit__, None, None, None)
+
+
+NOTHING_COMPILED = SharedContext(run_as_written)
 
 
 class ForwardPass:

@@ -1,5 +1,9 @@
 """The input of a recording as readable text, and tokens and positions by name."""
 
+import copy
+from typing import Self
+
+import torch
 from torch import Tensor
 
 from pellucid.lens.core.inputs import InputError, Inputs, one_token
@@ -11,6 +15,8 @@ class VocabularyView:
     """Converts token ids to readable text and back. Without a tokenizer, a token is shown as its id."""
 
     tokenizer: Tokenizer | None
+    #: the ids that lists of tokens hold; None for all
+    listed: Tensor | None = None
 
     @property
     def n_ids(self) -> int:
@@ -35,20 +41,35 @@ class VocabularyView:
         return number
 
     def largest(self, values: Tensor, k: int) -> list[tuple[str, float]]:
-        """The k tokens with the largest of `values` [v], as text, with the values."""
-        best = values.topk(min(k, values.numel()))
-        return [(self.spell(int(i)), float(x)) for x, i in zip(best.values, best.indices, strict=True)]
+        """The k tokens with the largest of `values` [v], as text, with the values; of `listed` if given."""
+        if self.listed is None:
+            best = values.topk(min(k, values.numel()))
+            ids = best.indices
+        else:
+            known = self.listed[self.listed < values.numel()].to(values.device)
+            best = values[known].topk(min(k, int((values[known] > -torch.inf).sum())))
+            ids = known[best.indices]
+        return [(self.spell(int(i)), float(x)) for x, i in zip(best.values, ids, strict=True)]
+
+    def among(self, ids: Tensor) -> Self:
+        """The same, with lists of tokens that hold these ids alone."""
+        view = copy.copy(self)
+        view.listed = ids
+        return view
 
 
 class InputView(VocabularyView):
     """The tokens of a batch: `ids` and `tokens` are exactly the input of the network."""
 
-    inputs: Inputs
+    @property
+    def inputs(self) -> Inputs:
+        """The input of the pass."""
+        raise NotImplementedError
 
     @property
     def ids(self) -> Tensor:
         """The input ids [b, n]. Rows shorter than the longest end in padding."""
-        return self.inputs.tokens
+        return self.inputs.tokens.clone()
 
     @property
     def tokens(self) -> list[str] | list[list[str]]:

@@ -163,6 +163,11 @@ def _padded(rows: list[list[int]], a: Architecture, device: torch.device) -> tup
         if outside := [i for i in ids if not 0 <= i < a.n_vocab]:
             raise InputError(f"text {r} holds id {outside[0]}: this network knows 0 to {a.n_vocab - 1}")
     lengths = tuple(len(ids) for ids in rows)
+    if min(lengths) <= a.frequency_border < max(lengths):
+        raise InputError(
+            f"texts of {min(lengths)} to {max(lengths)} tokens: longrope has other frequencies for those of more than "
+            f"positions.n_trained = {a.frequency_border}; give both kinds apart"
+        )
     padded = [ids + [0] * (max(lengths) - len(ids)) for ids in rows]
     return torch.tensor(padded, device=device), lengths
 
@@ -175,7 +180,7 @@ def _segments(a: Architecture, segments: Any, tokens: Tensor) -> Tensor | None:
     if not a.n_segments:
         raise InputError("segments were given, but n_segments = 0: leave segments out")
     try:
-        kinds = torch.as_tensor(segments, device=tokens.device).expand_as(tokens)
+        kinds = torch.as_tensor(segments, device=tokens.device).expand_as(tokens).clone()
     except (RuntimeError, ValueError, TypeError):
         raise InputError(f"segments = {segments!r:.200}: {expected}") from None
     if kinds.is_floating_point() or not ((kinds >= 0) & (kinds < a.n_segments)).all():

@@ -2,7 +2,9 @@
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, Self, overload
 
 import torch
@@ -24,11 +26,16 @@ from pellucid.lens.core.interventions import (
     resolve,
 )
 from pellucid.model import Recorder, Tap, Transformer
+from pellucid.model.fingerprint import Fingerprint, checksum
 from pellucid.tensor_names import TEMPLATES_BEFORE, canonical, names, of_symbol, select
 from pellucid.text.tokenizers.base import Tokenizer
 
 #: tensors that are computed from the logits: softmax, and -log P of the next token
 DERIVED = ("probs", "loss")
+
+
+class TraceError(RuntimeError):
+    """A trace whose weights, input, tensors or precision are no longer those that it was made with."""
 
 
 class Recording(InputView):
@@ -40,6 +47,10 @@ class Recording(InputView):
     The inputs of all blocks are kept, and so is every tensor named in `keep`. Any other tensor is recomputed from them
     when it is read, which costs the time of one block. A name that the architecture lacks raises KeyError with the
     reason.
+
+    What is read is a copy, and nothing that is done later changes it: where the weights have changed since, whatever
+    needs them raises TraceError. With grad=True kept tensors are those of the graph, which raise it once they were
+    changed in place.
 
     inputs   the input of the pass; `tokens` shows it
     edits    the edits, each resolved to one full name
@@ -55,7 +66,9 @@ class Recording(InputView):
         edits: Sequence[Edit] = (),
         grad: bool = False,
     ):
-        self.network, self.tokenizer, self.inputs, self.grad = network, tokenizer, inputs, grad
+        self.network, self.tokenizer, self._inputs, self.grad = network, tokenizer, inputs, grad
+        self._input_checksums = _checksums(inputs)
+        self._weights, self._autocast = Fingerprint(network), autocast_of(network)
         self.keep = frozenset([keep] if isinstance(keep, str) else keep)
         a = network.architecture
         asked = frozenset(select(sorted(self.keep - set(DERIVED)), a)) if self.keep else frozenset()
@@ -65,12 +78,13 @@ class Recording(InputView):
         if clean_names := refers_to_clean(resolved):
             clean = Recording(network, tokenizer, inputs, clean_names)
             resolved = frozen(resolved, clean.values)
-        self.edits = tuple(resolved)
         self.functions: Functions = functions(resolved, context)
+        self.edits = tuple(replace(edit) for edit in resolved)  # copies: the functions have values of their own
         self.passes: dict[str, ForwardPass] = {}
-        self.values: dict[str, Tensor] = {}
+        self._kept: dict[str, Tensor] = {}
         with frozen_network(network, grad):
             self._run(asked)
+        self._versions = {name: x._version for name, x in self._kept.items()} if self.grad else {}
 
     def _run(self, asked: frozenset[str]) -> None:
         """Run the forward pass, and keep the block inputs, the last block's output, and the requested tensors."""
@@ -85,9 +99,9 @@ class Recording(InputView):
             encoded = None
         self.passes[""] = ForwardPass(self.network, self.inputs, encoded)
         self._final = self.passes[""].whole(recorder)
-        self.values = recorder.values
+        self._kept = recorder.values
         if "logits" in asked:
-            self.values["logits"] = self._read_out()
+            self._kept["logits"] = self._read_out()
 
     def _is_last(self, name: str) -> bool:
         """Whether this is the last stream of the decoder or the encoder."""
@@ -102,6 +116,37 @@ class Recording(InputView):
     def n_ids(self) -> int:
         return self.architecture.n_vocab
 
+    # What must not have changed -------------------------------------------------------------
+
+    @property
+    def inputs(self) -> Inputs:
+        if _checksums(self._inputs) != self._input_checksums:
+            raise TraceError("the input of this trace was changed in place: trace again")
+        return self._inputs
+
+    def module(self, path: str) -> Any:
+        """A module of the network, "" for all of it; TraceError where its weights, or autocast, are others by now."""
+        if autocast_of(self.network) != self._autocast:
+            enabled, dtype = self._autocast
+            precision = f"under autocast to {str(dtype).removeprefix('torch.')}" if enabled else "without autocast"
+            raise TraceError(f"this trace was made {precision}: look into it in the same way, or trace again here")
+        self._check_weights(path)
+        return self.network.get_submodule(path)
+
+    def _check_weights(self, path: str) -> None:
+        if name := self._weights.changed(path):
+            raise TraceError(f"the weight {name} has changed since this trace was made: trace again")
+
+    @contextmanager
+    def _as_traced(self, path: str | None = None) -> Iterator[None]:
+        """`frozen_network` with the trace's autocast and gradients; `path` is the module whose weights are needed."""
+        if path is not None:
+            self._check_weights(path)
+        enabled, dtype = self._autocast
+        device = self.network.embed.token.weight.device.type
+        with frozen_network(self.network, self.grad), torch.autocast(device, dtype, enabled):
+            yield
+
     # Tensors --------------------------------------------------------------------------------
 
     @overload
@@ -114,13 +159,24 @@ class Recording(InputView):
                 raise KeyError(f"block {key}: the architecture has {self.architecture.n_layers}, numbered from 0")
             return BlockTensors(self, f"blocks.{key}.")
         name = self.full_name(key)
-        return self.values[name] if name in self.values else self.tensors([name])[name]
+        return self._read(name) if name in self._kept else self.tensors([name])[name]
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        return {name: self._read(name) for name in self._kept}
+
+    def _read(self, name: str) -> Tensor:
+        """A kept tensor: a copy, or with gradients the one of the graph."""
+        x = self._kept[name]
+        if name in self._versions and x._version != self._versions[name]:
+            raise TraceError(f"{name} of this trace was changed in place: trace again, and change a clone()")
+        return x if self.grad else x.clone()
 
     def full_name(self, key: str | tuple[str, int]) -> str:
         """The full name of the one tensor that `key` names. Raises KeyError with the reason where there is none."""
         if isinstance(key, tuple):
             return self.full_name(of_symbol(*key))
-        if key in DERIVED or key in self.values:
+        if key in DERIVED or key in self._kept:
             return key
         try:
             chosen = select(key, self.architecture)
@@ -139,16 +195,18 @@ class Recording(InputView):
         derived = [name for name in listed if name in DERIVED]
         others = [name for name in listed if name not in DERIVED]
         chosen = select(others, self.architecture) if others else []
-        missing = [name for name in chosen if name not in self.values]
+        missing = [name for name in chosen if name not in self._kept]
         recomputed = self._recompute(missing) if missing else {}
-        return {name: self.values[name] if name in self.values else recomputed[name] for name in chosen} | {
+        return {name: recomputed[name] if name in recomputed else self._read(name) for name in chosen} | {
             name: getattr(self, name) for name in derived
         }
 
     def _recompute(self, missing: list[str]) -> dict[str, Tensor]:
         """Compute tensors that were not kept, from the kept input of their part of the pass."""
         if "logits" in missing:
-            self.values["logits"] = self._read_out()
+            logits = self._kept["logits"] = self._read_out()
+            if self.grad:
+                self._versions["logits"] = logits._version
             missing = [name for name in missing if name != "logits"]
         if self.grad and missing:
             raise KeyError(
@@ -159,12 +217,12 @@ class Recording(InputView):
         for name in missing:
             groups.setdefault(_segment(name), []).append(name)
         recomputed: dict[str, Tensor] = {}
-        with frozen_network(self.network):
-            for segment, wanted in groups.items():
-                recorder = Recorder(wanted, self.functions)
+        for segment, wanted in groups.items():
+            recorder = Recorder(wanted, self.functions)
+            with self._as_traced(segment):
                 self._run_segment(segment, recorder)
-                recomputed |= recorder.values
-        return recomputed | {"logits": self.values["logits"]} if "logits" in self.values else recomputed
+            recomputed |= recorder.values
+        return recomputed
 
     def _run_segment(self, segment: str, recorder: Recorder) -> None:
         """Run the embedding, one block or the final norm again on its own input."""
@@ -179,7 +237,7 @@ class Recording(InputView):
             # the kept input has its edits already
             without = Recorder(recorder.keep, {n: f for n, f in recorder.edits.items() if n != name})
             without.values = recorder.values
-            part.block(layer, self.values[name], without.at("encoder") if prefix else without)
+            part.block(layer, self._kept[name], without.at("encoder") if prefix else without)
         else:
             part.normalise(self.stream(prefix), tap)
 
@@ -188,14 +246,14 @@ class Recording(InputView):
         part = self.passes[prefix].part
         layers = part.architecture.n_layers
         if not layers:
-            with frozen_network(self.network):
+            with self._as_traced(f"{prefix}embed"):
                 return self.passes[prefix].embed(self._edits().at("encoder") if prefix else self._edits())
-        return self.values[f"{prefix}blocks.{layers - 1}.resid_post"]
+        return self._read(f"{prefix}blocks.{layers - 1}.resid_post")
 
     @property
     def read_out(self) -> Tensor:
         """The input of the unembedding: the stream after the final norm, where there is one [b, n, m]."""
-        return self._final
+        return self._final.clone()
 
     def logits_before_cap(self) -> Tensor:
         """The logits before `logit_cap` and before edits of the logits [b, n, v].
@@ -204,14 +262,14 @@ class Recording(InputView):
         """
         if not self.architecture.logit_cap:
             return self.logits
-        with frozen_network(self.network, self.grad):
+        with self._as_traced("unembed"):
             return self.network.unembed.before_cap(self._final)
 
     def _edits(self) -> Tap:
         return Recorder(edits=self.functions)
 
     def _read_out(self) -> Tensor:
-        with frozen_network(self.network, self.grad):
+        with self._as_traced("unembed"):
             return self._edits()("logits", self.network.unembed(self._final))
 
     def detached(self) -> Self:
@@ -220,13 +278,13 @@ class Recording(InputView):
             return self
         recording = copy.copy(self)
         recording.grad, recording._final = False, self._final.detach()
-        recording.values = {name: x.detach() for name, x in self.values.items()}
+        recording._kept = {name: x.detach() for name, x in self._kept.items()}
         return recording
 
     @property
     def nbytes(self) -> int:
         """Bytes of the kept tensors."""
-        return sum(x.nbytes for x in self.values.values()) + self._final.nbytes
+        return sum(x.nbytes for x in self._kept.values()) + self._final.nbytes
 
     # What follows from the logits -----------------------------------------------------------
 
@@ -238,7 +296,8 @@ class Recording(InputView):
     @property
     def probs(self) -> Tensor:
         """softmax(logits) [b, n, v]"""
-        return self.logits.softmax(-1)
+        with self._as_traced():
+            return self.logits.softmax(-1)
 
     @property
     def loss(self) -> Tensor:
@@ -271,7 +330,7 @@ class Recording(InputView):
     def __repr__(self) -> str:
         rows, width = self.ids.shape
         kind = type(self).__name__
-        return f"{kind}({rows} x {width} tokens, {len(self.values)} tensors kept, {len(self.edits)} edits)"
+        return f"{kind}({rows} x {width} tokens, {len(self._kept)} tensors kept, {len(self.edits)} edits)"
 
 
 class BlockTensors:
@@ -294,6 +353,19 @@ class BlockTensors:
             return self._recording[full]
         except KeyError as error:
             raise AttributeError(error.args[0]) from None
+
+
+def autocast_of(network: Transformer) -> tuple[bool, torch.dtype | None]:
+    """Whether autocast is on here for the network's device, and to which dtype."""
+    device = network.embed.token.weight.device.type
+    enabled = torch.is_autocast_enabled(device)
+    return enabled, torch.get_autocast_dtype(device) if enabled else None
+
+
+def _checksums(inputs: Inputs) -> list[int]:
+    tensors = [inputs.tokens, inputs.mask, inputs.segments]
+    own = [0 if x is None else checksum(x) for x in tensors]
+    return own if inputs.source is None else own + _checksums(inputs.source)
 
 
 def of_symbol_or_none(symbol: str) -> str | None:

@@ -98,13 +98,13 @@ panels.attention = async (panel, body) => {
   /** The same for the chosen position and head, with a heading. */
   function reading() {
     const rows = mostRead(picked.layer, picked.head, picked.position);
-    read.replaceChildren(make("h3", {}, "What ", ...name(picked.position, queries), cell > 1 ? " read most" : " reads"), rows.length ? bars(rows) : make("p", { class: "quiet" }, "Nothing."));
+    read.replaceChildren(make("h3", {}, "What ", ...name(picked.position, queries), cell > 1 ? " read most" : " reads"), rows.length ? bars(rows, 1) : make("p", { class: "quiet" }, "Nothing."));
   }
 
   if (!panel.of) {
     patterns = {
       draw: (canvas, layer, head) => drawBytes(canvas, layers[layer].subarray(head * size, (head + 1) * size), height, width),
-      reads: (layer, head, i) => [make("h3", {}, `Head ${head} of block ${layer}: what `, ...name(i, queries), cell > 1 ? " read most" : " reads"), bars(mostRead(layer, head, i, 6))],
+      reads: (layer, head, i) => [make("h3", {}, `Head ${head} of block ${layer}: what `, ...name(i, queries), cell > 1 ? " read most" : " reads"), bars(mostRead(layer, head, i, 6), 1)],
     };
   }
 

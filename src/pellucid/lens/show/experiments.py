@@ -63,7 +63,6 @@ def show_why(why: Why) -> Figure:
     title = f"Why head {why.head} of block {why.layer} looks where it looks from {why.query}"
     note = "A column is a key; its parts sum to its score. Keys with a higher score than others are read more."
     note += "" if why.after_cap is None else " The scores are those before the cap (attention.score_cap)."
-    note += "" if why.sink is None else f" The head's sink has the score {why.sink:.3g} for every query."
     panels = [matrix_panel("Scores by what was written", note, values[torch.tensor(order)], rows, columns, " at ")]
     panels.append(bars_panel("The scores themselves", columns, why.scores.detach().cpu()))
     return Figure(title, [panel | {"places": why.keys} for panel in panels])

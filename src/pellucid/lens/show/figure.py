@@ -19,8 +19,8 @@ SCRIPTS = (
     "tables.js",
     "start.js",
 )
-#: style sheets; common.css and common.js are shared with the server's page
-STYLES = ("common.css", "page.css")
+#: style sheets; those that begin with common are shared with the server's pages and the report
+STYLES = ("common.css", "page.css", "common_print.css")
 #: the page makes no request, whatever a token's text is
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 

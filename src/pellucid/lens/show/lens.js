@@ -1,14 +1,20 @@
 // Tables of layers by positions on a canvas that draws what can be seen of it: the logit lens, and attribution.
 
+/** The most strips that a long text takes on paper. */
+const MOST_STRIPS = 12;
+
 /** A scrolled grid of rows by the prompt's positions. `draw(r, i)` gives {value in [0, 1] or [-1, 1], text}. It opens at the
     chosen position, or at the first token until one is chosen; a position that is chosen elsewhere comes into sight. */
 function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, label, texts = false, atFirst = false }) {
-  const n = figure.tokens.length, gutter = Math.min(120, 20 + 7 * Math.max(...rows.map((r) => r.length))), headRow = 22;
+  const n = figure.tokens.length, gutter = Math.min(120, 20 + 7 * Math.max(...rows.map((r) => r.length)));
+  // names of columns lie where there is room, and lean where there is less; of columns still narrower two are named
+  const leaning = cellWidth <= 30 && cellWidth >= 9, headRow = leaning ? 62 : 22, edge = leaning ? 26 : 0;
   const height = headRow + rows.length * cellHeight;
   const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `${label}; arrow keys move between rows and positions` });
-  const spacer = make("div", { class: "spacer", style: { width: `${gutter + n * cellWidth}px` } });
+  const spacer = make("div", { class: "spacer", style: { width: `${gutter + n * cellWidth + edge}px` } });
   const box = make("div", { class: "wide" }, spacer, canvas), line = make("div", { class: "say", "aria-live": "polite" });
-  body.append(make("div", { class: "positions" }, box, line));
+  const strips = make("div", { class: "strips" });
+  body.append(make("div", { class: "positions" }, box, strips, line));
   let row = rows.length - 1, hovered = null, told = "", version = 0, revealed = -1;
 
   const place = (event) => {
@@ -53,17 +59,11 @@ function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, labe
     context.putImageData(data, 0, 0);
   }
 
-  let shown = "";
-  function repaint() {
-    colours();
-    reveal();
-    const width = Math.min(box.clientWidth, gutter + n * cellWidth), left = box.scrollLeft;
-    const [hr, hi] = hovered ?? [row, chosen()], now = `${width} ${left} ${hr} ${hi} ${version} ${ramps.text}`;
-    if (now === shown) return;
-    shown = now;
-    const context = paint(canvas, width, height);
+  /** The part of the grid from `left`, `width` pixels wide, onto a canvas; row hr and position hi are marked. */
+  function paintPart(canvas, left, width, hr, hi) {
+    const context = paint(canvas, width, height), right = width - edge;
     canvas.style.width = `${width}px`;
-    const first = Math.floor(left / cellWidth), last = Math.min(n, first + Math.ceil((width - gutter) / cellWidth) + 1);
+    const first = Math.floor(left / cellWidth), last = Math.min(n, first + Math.ceil((right - gutter) / cellWidth) + 1);
     const ground = getComputedStyle(body).backgroundColor, x0 = gutter + first * cellWidth - left;
     context.imageSmoothingEnabled = false;
     context.drawImage(image, first, 0, last - first, rows.length, x0, headRow, (last - first) * cellWidth, rows.length * cellHeight);
@@ -71,13 +71,23 @@ function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, labe
     rows.forEach((_, r) => context.fillRect(x0, headRow + (r + 1) * cellHeight - 1, (last - first) * cellWidth, 1));
     if (cellWidth > 8) for (let i = first; i < last; i++) context.fillRect(gutter + (i + 1) * cellWidth - left - 1, headRow, 1, height - headRow);
     context.textBaseline = "middle";
-    context.font = `12px ${getComputedStyle(document.documentElement).getPropertyValue("--mono")}`;
+    const mono = getComputedStyle(document.documentElement).getPropertyValue("--mono");
     for (let i = first; i < last; i++) {
       const x = gutter + i * cellWidth - left;
+      if (x > right - 1) break;
+      const name = marked(figure.tokens[i]), named = i === hi || i === chosen();
+      context.font = `${named ? "bold " : ""}12px ${mono}`;
       context.fillStyle = ramps.text;
-      if (cellWidth > 30) context.fillText(clipped(context, marked(figure.tokens[i]), cellWidth - 6), x + 4, headRow / 2);
-      else if (i === hi) context.fillText(marked(figure.tokens[i]), x, headRow / 2);
+      if (leaning) {
+        context.save();
+        context.translate(x + cellWidth / 2, headRow - 5);
+        context.rotate(-Math.PI / 2.6);
+        context.fillText(clipped(context, name, headRow - 8), 0, 0);
+        context.restore();
+      } else if (cellWidth > 30) context.fillText(clipped(context, name, cellWidth - 6), x + 4, headRow / 2);
+      else if (i === hi) context.fillText(name, Math.max(gutter, Math.min(x, width - context.measureText(name).width - 2)), headRow / 2);
       if (!texts) continue;
+      context.font = `12px ${mono}`;
       for (let r = 0; r < rows.length; r++) {
         const { value, text } = draw(r, i);
         context.fillStyle = colourOf(value, ramp).ink;
@@ -91,10 +101,33 @@ function positionGrid(body, { rows, cellWidth, cellHeight, ramp, draw, say, labe
     }
     context.fillStyle = ground;
     context.fillRect(0, 0, gutter, height);
+    context.fillRect(right, headRow, edge, height);
     context.fillStyle = ramps.text;
     context.font = "12px system-ui, sans-serif";
     if (cellHeight >= 12) rows.forEach((name, r) => context.fillText(clipped(context, name, gutter - 8), 0, headRow + (r + 0.5) * cellHeight));
     else context.fillText(clipped(context, rows[hr], gutter - 8), 0, headRow + (hr + 0.5) * cellHeight);
+  }
+
+  /** For paper, which does not scroll: the positions in strips below each other. */
+  function paintStrips() {
+    const columns = Math.floor((box.clientWidth - gutter - edge) / cellWidth), all = Math.ceil(n / columns), count = Math.min(all, MOST_STRIPS);
+    strips.replaceChildren(...Array.from({ length: count }, (_, k) => {
+      const canvas = make("canvas"), here = Math.min(columns, n - k * columns);
+      paintPart(canvas, k * columns * cellWidth, gutter + here * cellWidth + edge, row, chosen());
+      return canvas;
+    }), ...(count < all ? [make("p", { class: "quiet" }, `Positions 0 to ${count * columns - 1} of ${n}.`)] : []));
+  }
+
+  let shown = "";
+  function repaint() {
+    colours();
+    if (printing) return paintStrips();
+    reveal();
+    const width = Math.min(box.clientWidth, gutter + n * cellWidth + edge), left = box.scrollLeft;
+    const [hr, hi] = hovered ?? [row, chosen()], now = `${width} ${left} ${hr} ${hi} ${version} ${ramps.text}`;
+    if (now === shown) return;
+    shown = now;
+    paintPart(canvas, left, width, hr, hi);
     const key = `${hr} ${hi}`;
     if (key !== told) line.replaceChildren(...say(hr, hi));
     told = key;
@@ -133,15 +166,18 @@ panels.lens = async (panel, body, head) => {
   relabel();
 };
 
+/** A number with its sign, unless it rounds to 0. */
+const signed = (x, number = three) => { const said = number(Math.abs(x)); return Number(said) === 0 ? said : `${x < 0 ? "\u2212" : "+"}${said}`; };
+
 panels.attribution = async (panel, body) => {
   const values = await unpack(panel.values), [parts, n] = panel.values.shape;
   const sorted = Float32Array.from(values, Math.abs).sort(), most = sorted[Math.ceil(0.995 * (sorted.length - 1))] || 1;
   const about = panel.guessed ? "the token that follows (at the end, the likeliest one)" : "the likeliest token";
   body.append(make("p", { class: "quiet" }, `What each part writes along the direction of ${about}: its logit above the average token's, as a sum, with the final norm's scale held as it was${panel.held ? `; ${panel.held}` : ""}. `, scaleBar(`\u2212${three(most)}`, `+${three(most)}`, "signed")));
   positionGrid(body, {
-    rows: panel.labels, cellWidth: Math.floor(Math.min(40, Math.max(6, (body.clientWidth - 150) / n))), cellHeight: parts > 60 ? 8 : 16, ramp: "signed", label: "attribution",
+    rows: panel.labels, cellWidth: Math.floor(Math.min(40, Math.max(6, (body.clientWidth - 190) / n))), cellHeight: parts > 60 ? 8 : 16, ramp: "signed", label: "attribution",
     draw: (r, i) => ({ value: values[r * n + i] / most }),
-    say: (r, i) => [chip(figure.tokens[i]), " \u2192 ", chip(figure.words[panel.target[i]]), ` from ${panel.labels[r]}: ${values[r * n + i] >= 0 ? "+" : "\u2212"}${three(Math.abs(values[r * n + i]))}`],
+    say: (r, i) => [chip(figure.tokens[i]), " \u2192 ", chip(figure.words[panel.target[i]]), ` from ${panel.labels[r]}: ${signed(values[r * n + i])} logits`],
   });
   const detail = make("div", { style: { marginTop: "6px" } });
   body.append(detail);
@@ -152,7 +188,7 @@ panels.attribution = async (panel, body) => {
     const column = Array.from({ length: parts }, (_, r) => [values[r * n + last], panel.labels[r]]);
     const total = column.reduce((s, [x]) => s + x, 0);
     const largest = column.sort((a, b) => Math.abs(b[0]) - Math.abs(a[0])).slice(0, 12);
-    const rows = largest.map(([x, name]) => ({ name, value: x, text: `${x < 0 ? "\u2212" : "+"}${three(Math.abs(x))}` }));
-    detail.replaceChildren(make("h3", {}, "What speaks for ", chip(figure.words[panel.target[last]]), ` after ${marked(figure.tokens[last])} (${last}); in all ${three(total)}`), bars(rows));
+    const number = alike(largest.map(([x]) => x)), rows = largest.map(([x, name]) => ({ name, value: x, text: signed(x, number) }));
+    detail.replaceChildren(make("h3", {}, "What speaks for ", chip(figure.words[panel.target[last]]), ` after ${marked(figure.tokens[last])} (${last}); in all ${three(total)} logits`), bars(rows));
   });
 };

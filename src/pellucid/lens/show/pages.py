@@ -32,8 +32,10 @@ from pellucid.lens.weights.head_weights import Head
 
 #: the panels of a trace's page unless others are named
 TRACE_PANELS: tuple[PanelName, ...] = ("tokens", "attention", "lens", "attribution")
+#: kinds of scores whose column has another name
+NAMED = {"entropy": "entropy, bits", "attended_rank": "attended token's rank"}
 #: the scores of heads that are no shares of attention, and what they are measured by
-NOT_SHARES = {"copying": "copying runs from -1 to 1", "entropy": "the entropy is in bits"}
+NOT_SHARES = {"attended_rank": "the attended token's rank runs from -1 to 1", "entropy": "the entropy is in bits"}
 
 
 @show.register(Recording)
@@ -180,8 +182,8 @@ def show_scores(heads: Heads) -> Figure:
         "kind": "table",
         "title": "Heads by their attention",
         "note": f"On {heads.text}. {note[0].upper()}{note[1:]}.",
-        "columns": ["head", *("entropy, bits" if kind == "entropy" else kind for kind in kinds)],
-        "bars": [None, *({"copying": "sign", "entropy": "size"}.get(kind, "share") for kind in kinds)],
+        "columns": ["head", *(NAMED.get(kind, kind) for kind in kinds)],
+        "bars": [None, *({"attended_rank": "sign", "entropy": "size"}.get(kind, "share") for kind in kinds)],
         "rows": rows,
         "heads": True,
     }

@@ -132,7 +132,7 @@ def attribute_everywhere(t: Recording, row: int) -> tuple[list[str], Tensor, Ten
     if t.architecture.attention.mask != "bidirectional":
         target[: n - 1] = t.ids[row, 1:n]
     w = (readout.W_U[target] - readout.W_U.mean(0)).expand(*t.ids.shape, -1)
-    final, read = frozen_norm(t, t.network.final_norm, "final_norm"), readout.back(w)
+    final, read = frozen_norm(t, "final_norm"), readout.back(w)
     u = final.back(read)
     labels, values = [], []
     for write in writes(t):
@@ -179,7 +179,7 @@ def heads_panel(t: Recording, row: int, scores: Sequence[Tensor] = ()) -> Panel:
     a, n, rows = t.architecture, t.inputs.lengths[row], []
     copying = None
     with contextlib.suppress(CircuitError):
-        copying = Circuits(t.network, t.tokenizer).copying()
+        copying = Circuits(t.module(""), t.tokenizer).copying()
     for l in range(a.n_layers):
         known = scores[l] if scores else pattern_scores(t, row, t[f"blocks.{l}.attn.pattern"][row, :, :n, :n])
         for h in range(a.n_heads):
@@ -190,7 +190,7 @@ def heads_panel(t: Recording, row: int, scores: Sequence[Tensor] = ()) -> Panel:
         "title": "Heads",
         "note": "Mean attention that goes to the token before, to the first token, to earlier copies of the token, and "
         "to what followed them; the entropy of the pattern; the sign of what the weights alone write about the token "
-        "attended to (copying score, from -1 to 1, norms left aside).",
+        "attended to (copying score of the weights, from -1 to 1, norms left aside).",
         "columns": ["head", *LOOKS, "entropy, bits", "copying"],
         "bars": [None, "share", "share", "share", "share", "size", "sign"],
         "rows": rows,
@@ -198,9 +198,10 @@ def heads_panel(t: Recording, row: int, scores: Sequence[Tensor] = ()) -> Panel:
     }
 
 
-def bars_panel(title: str, labels: Sequence[str], values: Tensor, note: str = "") -> Panel:
-    """A bar chart of signed numbers with labels, in order."""
-    return {"kind": "bars", "title": title, "labels": list(labels), "values": plain(values), "note": note}
+def bars_panel(title: str, labels: Sequence[str], values: Tensor, note: str = "", most: float | None = None) -> Panel:
+    """A bar chart of signed numbers with labels, in order; a whole bar is `most`, 1 for shares, or the largest."""
+    panel = {"kind": "bars", "title": title, "labels": list(labels), "values": plain(values), "note": note}
+    return panel if most is None else panel | {"most": most}
 
 
 def short_label(label: str) -> str:

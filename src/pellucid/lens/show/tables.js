@@ -10,8 +10,8 @@ panels.lesson = (panel, body) => {
 
 panels.bars = (panel, body) => {
   if (panel.note) body.append(make("p", { class: "quiet" }, panel.note));
-  const rows = panel.labels.map((name, k) => ({ name: panel.places ? make("span", {}, chip(name), ` ${panel.places[k]}`) : name, value: panel.values[k] ?? 0, text: three(panel.values[k]) }));
-  body.append(bars(rows));
+  const rows = panel.labels.map((name, k) => ({ name: panel.places ? make("span", {}, chip(name), ` ${panel.places[k]}`) : name, value: panel.values[k] ?? 0 }));
+  body.append(bars(rows, panel.most));
 };
 
 /** Columns of numbers with small bars; a press on a column's name sorts by it, a press on a head chooses it and shows its
@@ -19,6 +19,7 @@ panels.bars = (panel, body) => {
 panels.table = (panel, body) => {
   if (panel.note) body.append(make("p", { class: "quiet" }, panel.note));
   const most = panel.columns.map((_, c) => Math.max(1e-12, ...panel.rows.map((r) => (typeof r[c] === "number" ? Math.abs(r[c]) : 0))));
+  const numbers = panel.columns.map((_, c) => alike(panel.rows.map((r) => r[c])));
   let by = null, down = true;
   const rows = make("tbody"), names = panel.columns.map((name, c) => make("button", { onclick: () => { down = by === c ? !down : true; by = c; fill(); } }, name));
   const heads = names.map((button) => make("th", { scope: "col", style: { textAlign: "left" } }, button));
@@ -27,10 +28,10 @@ panels.table = (panel, body) => {
     if (Array.isArray(value)) return make("td", {}, ...value.flatMap((text) => [chip(text), " "]));
     if (typeof value !== "number" && value !== null) return make("td", {}, String(value));
     const kind = panel.bars?.[c];
-    if (value === null || !kind) return make("td", { class: "number" }, three(value));
+    if (value === null || !kind) return make("td", { class: "number" }, numbers[c](value));
     const share = kind === "size" ? value / most[c] : Math.abs(value), start = kind === "sign" ? (value < 0 ? 50 - 50 * share : 50) : 0;
     const fill = make("div", { class: "fill", style: { left: `${start}%`, width: `${(kind === "sign" ? 50 : 100) * Math.min(1, share)}%`, background: value < 0 ? "var(--negative)" : "var(--positive)" } });
-    return make("td", { class: "number" }, make("div", { class: "cell" }, three(value), make("div", { class: "track" }, fill)));
+    return make("td", { class: "number" }, make("div", { class: "cell" }, numbers[c](value), make("div", { class: "track" }, fill)));
   };
   let lines = [];
   function fill() {

@@ -21,7 +21,7 @@ panels.tokens = async (panel, body) => {
   };
   arrows(list, { left: () => move(-1), right: () => move(1), up: () => move(-1), down: () => move(1) });
   const caption = surprisal ? "surprisal, bits: " : "entropy, bits: ";
-  body.append(make("p", { class: "quiet" }, caption, scaleBar("0", three(most)), "  Choose a token; the arrow keys move. All panels follow."), list);
+  body.append(make("p", { class: "quiet" }, caption, scaleBar("0", three(most)), make("span", { class: "screen" }, "  Choose a token; the arrow keys move. All panels follow.")), list);
 
   if (figure.source.length) body.append(make("h3", {}, "Source, read by the encoder"), make("div", { class: "chips" }, ...figure.source.map((token) => chip(token))));
 
@@ -51,7 +51,7 @@ panels.tokens = async (panel, body) => {
       bars(Array.from({ length: k }, (_, r) => {
         const text = figure.words[top[i * k + r]], p = probability[i * k + r];
         return { name: chip(text), value: p, text: percent(p), wanted: text === wanted };
-      }));
+      }), 1);
     const before = make("h3", {}, "Expected in its place");
     if (panel.masked) left.replaceChildren(before, expected(last, tokens[last]));
     else if (last === 0) left.replaceChildren(before, make("p", { class: "quiet" }, "Nothing was read before the first token, so nothing was expected."));

@@ -1,6 +1,5 @@
 """The weights of attention heads and neurons, with the embedding and the unembedding."""
 
-from functools import cached_property
 from typing import Any, get_args
 
 from torch import Tensor
@@ -61,7 +60,7 @@ class CircuitWeights(VocabularyView):
         scope = "cross" if self.part == "cross" else "attn"
         return f"{'encoder.' if self.part == 'encoder' else ''}blocks.{layer}.{scope}."
 
-    @cached_property
+    @property
     def W_E(self) -> Tensor:  # noqa: N802
         """[v, m], a row for each token, before embed_scale and a norm; with d_embed W_E P^T, without b_P."""
         own = self.part == "encoder" and self.network.architecture.source_embed == "own"
@@ -70,7 +69,7 @@ class CircuitWeights(VocabularyView):
             return table
         return table @ self.weights[f"{'encoder.' if self.part == 'encoder' else ''}embed.projection.weight"].T
 
-    @cached_property
+    @property
     def W_U(self) -> Tensor:  # noqa: N802
         """[v, m], times logit_scale: logits = x W_U^T; with d_embed W_U Q.
 
@@ -95,14 +94,14 @@ class CircuitWeights(VocabularyView):
         r = self.architecture.residual_scale
         return W if r == 1 else r * W
 
-    @cached_property
+    @property
     def read_E(self) -> Tensor:  # noqa: N802
         """c W_E [v, m] with c = embed_scale: the input of a head for each token."""
         if self.part == "cross":
             raise CircuitError("cross-attention reads the encoder's output, which no embedding matrix gives")
         return self.W_E if self.architecture.embed_scale == "1" else self.W_E * self.architecture.embed_factor
 
-    @cached_property
+    @property
     def gram(self) -> Tensor:
         """G = (c W_E)^T W_U [m, m], float32 or better"""
         return exact(self.read_E).T @ exact(self.W_U)

@@ -35,7 +35,11 @@ class Embeddings(VocabularyView):
             known = ", ".join(tables)
             raise InputError(f"of = {of!r}: this network has {known} (learned positions have a table too)")
         self.of, self.tokenizer = of, None if of == "positions" else tokenizer
-        self.table: Tensor = tables[of].detach()
+        self._parameter: Tensor = tables[of]
+
+    @property
+    def table(self) -> Tensor:
+        return self._parameter.detach()
 
     @property
     def n_ids(self) -> int:

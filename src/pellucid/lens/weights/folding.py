@@ -17,24 +17,24 @@ class FoldError(ValueError):
 
 
 class WeightsView(Mapping[str, Tensor]):
-    """The weights of a network by name, read-only; a changed tensor is computed when it is read.
+    """The weights of a network as they are now, by name, read-only; a changed tensor is computed when it is read.
 
     architecture  that of these weights: a tied readout has become untied
     b_U           [v], to be added to the logits of that architecture: zero unless a final norm's bias was folded
 
-    Unchanged tensors share the network's memory, which is never written to.
+    Unchanged tensors share the network's memory, which is never written to here: to change one, clone() it.
     """
 
     def __init__(self, network: Transformer):
         self.network, self.architecture = network, network.architecture
-        self._own = state_of(network)
+        self._own = dict(network.named_parameters())
         self._changes: dict[str, list[Change]] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         own = self._own
         if name not in own and name != "unembed.weight":
             raise KeyError(f"there is no weight {name!r}; list(view) names them")
-        value = own["embed.token.weight" if name not in own else name]
+        value = own["embed.token.weight" if name not in own else name].detach()
         for change in self._changes.get(name, []):
             value = change(value)
         return value
@@ -49,7 +49,7 @@ class WeightsView(Mapping[str, Tensor]):
 
     @property
     def b_U(self) -> Tensor:  # noqa: N802
-        a, own = self.architecture, self._own
+        a, own = self.architecture, state_of(self.network)
         zero = torch.zeros(a.n_vocab, dtype=self["embed.token.weight"].dtype, device=self["embed.token.weight"].device)
         folded = "final_norm.bias" in self._changes
         if not folded:
@@ -132,10 +132,10 @@ def _fold(view: WeightsView, norm: str, readers: list[str]) -> None:
     gain, bias = own.get(f"{norm}.gain"), own.get(f"{norm}.bias")
     for reader in readers:
         if gain is not None:
-            view._change(f"{reader}.weight", lambda W: W * (gain + added))
+            view._change(f"{reader}.weight", lambda W: W * (gain.detach() + added))
         if bias is not None and f"{reader}.bias" in own and reader != "unembed":  # its contribution is b_U
             W = own[f"{reader}.weight"]
-            view._change(f"{reader}.bias", lambda b, W=W: b + W @ bias)
+            view._change(f"{reader}.bias", lambda b, W=W: b + W.detach() @ bias.detach())
     if gain is not None:
         view._change(f"{norm}.gain", lambda g: torch.full_like(g, 1 - added))
     if bias is not None:

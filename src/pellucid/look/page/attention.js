@@ -3,7 +3,7 @@
 import { html, useMemo, useRef } from "./preact.js";
 import { marked } from "./common.js";
 import { getNpy, route, useJson, useLines, useLoad } from "./api.js";
-import { Choice, Num, Panel, Term, Token, Waiting, three, useRepaint, useWidth } from "./parts.js";
+import { Choice, Num, Panel, Term, Token, Waiting, alike, three, useRepaint, useWidth } from "./parts.js";
 import { Bars, Scale, largest } from "./charts.js";
 import { Canvas, Loaded, Matrix, Quiet, bitmap, fitted, partName } from "./matrix.js";
 import { addDefaults } from "./state.js";
@@ -54,12 +54,13 @@ function Heads({ view, set, a, part, heads, layer, head, overview }) {
     const all = Array.from({ length: heads.layers * heads.heads }, (_, k) => k), score = (k) => heads.scores[sort][Math.floor(k / heads.heads)]?.[k % heads.heads] ?? -Infinity;
     return sort === "layer" ? all : all.sort((p, q) => (sort === "entropy" ? score(p) - score(q) : score(q) - score(p)));
   }, [heads, sort]);
+  const shares = alike(Object.entries(heads.scores).filter(([kind]) => kind !== "entropy").map(([, values]) => values[layer]?.[head]));
   return html`<${Panel} title=${heads.parts.find((one) => one.part === part).title} code=${`${a.code}\n${heads.code}`} not=${heads.not_shown} tools=${heads.parts.length > 1 ? html`<${Choice} label="Which attention" value=${part} options=${{ attn: "target", encoder: "source", cross: "to the source" }} onChange=${(to) => set({ part: to })} />` : null}>
     <${Quiet}>The <${Term} t="attention pattern" /> of every <${Term} t="head" />.<//>
     <div class="row"><span class="quiet">Sort by</span><${Choice} label="Sort by" value=${sort} options=${kinds} onChange=${(to) => set({ sort: to })} /></div>
     <div class="beside"><div><${Thumbnails} tiles=${heads.tiles} ...${{ heads, order, sort }} named=${labels.value?.labels ?? []} selected=${layer * heads.heads + head} onSelect=${(k) => set({ layer: Math.floor(k / heads.heads), head: k % heads.heads })} /><${Waiting} of=${overview} what=${`reading the heads, ${heads.done} of ${heads.layers} layers`} /></div>
       <div><h3>Head ${layer}.${head} on this text</h3>
-        <table class="facts-table">${Object.entries(heads.scores).map(([kind, values]) => html`<tr><td><${Term} t=${SORTS[kind]} /></td><td class="number"><${Num} name=${`score.${kind}`} value=${values[layer]?.[head] ?? null} unit=${kind === "entropy" ? "bits" : ""} /></td><td class="quiet">${MEANINGS[kind]}</td></tr>`)}</table>
+        <table class="facts-table">${Object.entries(heads.scores).map(([kind, values]) => html`<tr><td><${Term} t=${SORTS[kind]} /></td><td class="number"><${Num} name=${`score.${kind}`} value=${values[layer]?.[head] ?? null} said=${kind === "entropy" ? null : shares} unit=${kind === "entropy" ? "bits" : ""} /></td><td class="quiet">${MEANINGS[kind]}</td></tr>`)}</table>
         ${heads.copying_reason ? html`<${Quiet}>No copying score: ${heads.copying_reason}.<//>` : null}
         <h3>Heads with a name</h3>${part === "attn" ? html`<${Named} labels=${labels} set=${set} />` : html`<${Quiet}>Only in self-attention over a text: random tokens have no source.<//>`}</div></div>
   <//>`;
@@ -135,7 +136,7 @@ function OneHead({ view, set, a, b, part, path, heads, layer, head, query }) {
         describe=${(r, k, x) => html`<${Token} text=${heads.queries[r]} /> at ${r} reads <${Token} text=${heads.keys[k]} /> at ${k}: ${Number.isFinite(x) ? html`${UNITS[see]} <b>${three(x)}</b>` : "it may not"}`} />
       <${TokenLines} data=${shown.data} ...${{ rows, columns, heads, query, high }} onQuery=${(r) => select(r, -1)} /></div>
       <h3>What <${Token} text=${heads.queries[query]} /> at ${query} reads: ${UNITS[see]}</h3>
-      <${Bars} label="The keys of this query" rows=${top.map((k) => ({ label: html`<${Token} text=${heads.keys[k]} onClick=${() => set({ key_at: k })} /> ${k}`, value: row(k), selected: k === key, name: `row.${k}` }))} />`)}
+      <${Bars} label="The keys of this query" most=${["pattern", "difference", "virtual"].includes(see) ? 1 : null} rows=${top.map((k) => ({ label: html`<${Token} text=${heads.keys[k]} onClick=${() => set({ key_at: k })} /> ${k}`, value: row(k), selected: k === key, name: `row.${k}` }))} />`)}
   <//>
   <${Why} ...${{ view, set, a, path, heads, layer, head, query, at: key }} />`;
 }

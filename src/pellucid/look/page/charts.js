@@ -2,21 +2,22 @@
 // nothing to much, "signed" from negative over zero to positive.
 
 import { html, useRef, useState } from "./preact.js";
-import { colourOf, three } from "./common.js";
+import { alike, colourOf, three } from "./common.js";
 import { useRepaint, useWidth } from "./parts.js";
 
 /** The size of the largest magnitude, or `least` where all are zero. */
 export const largest = (values, least = 1e-12) => { let most = least; for (const x of values) if (Math.abs(x) > most) most = Math.abs(x); return most; };
 
-/** Rows of a label, a bar and a number: [{label, value, said, name, onClick, selected}], around the middle if any is negative. */
+/** Rows of a label, a bar and a number: [{label, value, said, name, onClick, selected}], around the middle if any is negative. A
+    whole bar is `most`, 1 for shares, or the largest value. */
 export function Bars({ rows, most = null, label }) {
-  const size = most ?? largest(rows.map((row) => row.value)), signed = rows.some((row) => row.value < 0);
+  const size = most ?? largest(rows.map((row) => row.value)), signed = rows.some((row) => row.value < 0), number = alike(rows.map((row) => row.value));
   return html`<div class="bars" role="table" aria-label=${label}>${rows.map((row) => {
     const width = Math.min(1, Math.abs(row.value) / size) * (signed ? 50 : 100);
     const left = signed ? (row.value < 0 ? 50 - width : 50) : 0;
     return html`<div class=${row.selected ? "name wanted" : "name"} onClick=${row.onClick}>${row.label}</div>
       <div class="track"><div class="fill" style=${{ left: `${left}%`, width: `${width}%`, background: row.value < 0 ? "var(--negative)" : "var(--positive)" }}></div></div>
-      <div class="number" data-name=${row.name} data-value=${String(row.value)}>${row.said ?? three(row.value)}</div>`;
+      <div class="number" data-name=${row.name} data-value=${String(row.value)}>${row.said ?? number(row.value)}</div>`;
   })}</div>`;
 }
 
@@ -24,11 +25,11 @@ export function Bars({ rows, most = null, label }) {
 export function Waterfall({ rows, total, label }) {
   let sum = 0;
   const ends = rows.map((row) => [sum, (sum += row.value)]);
-  const least = Math.min(0, total, ...ends.flat()), most = Math.max(0, total, ...ends.flat()), size = most - least || 1;
+  const least = Math.min(0, total, ...ends.flat()), most = Math.max(0, total, ...ends.flat()), size = most - least || 1, number = alike([...rows.map((row) => row.value), total]);
   const bar = (from, to) => html`<div class="track"><div class="fill" style=${{ left: `${(100 * (Math.min(from, to) - least)) / size}%`, width: `${Math.max(0.3, (100 * Math.abs(to - from)) / size)}%`, background: to < from ? "var(--negative)" : "var(--positive)" }}></div></div>`;
   return html`<div class="bars waterfall" role="table" aria-label=${label}>${rows.map((row, k) => html`
-      <div class=${row.selected ? "name wanted" : "name"} onClick=${row.onClick}>${row.label}</div>${bar(...ends[k])}<div class="number" data-name=${row.name} data-value=${String(row.value)}>${three(row.value)}</div>`)}
-    <div class="name"><b>sum</b></div>${bar(0, total)}<div class="number" data-name=${`${label}.total`} data-value=${String(total)}><b>${three(total)}</b></div></div>`;
+      <div class=${row.selected ? "name wanted" : "name"} onClick=${row.onClick}>${row.label}</div>${bar(...ends[k])}<div class="number" data-name=${row.name} data-value=${String(row.value)}>${number(row.value)}</div>`)}
+    <div class="name"><b>sum</b></div>${bar(0, total)}<div class="number" data-name=${`${label}.total`} data-value=${String(total)}><b>${number(total)}</b></div></div>`;
 }
 
 const LINES = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"];
@@ -38,7 +39,8 @@ function ticksOf(low, high, log, whole = false) {
   if (log) {
     const first = Math.ceil(low / Math.LN10), last = Math.floor(high / Math.LN10);
     if (last > first) return Array.from({ length: last - first + 1 }, (_, k) => 10 ** (first + k)).filter((_, k) => k % Math.ceil((last - first + 1) / 7) === 0);
-    return [Math.exp(low), Math.exp((low + high) / 2), Math.exp(high)];
+    const ends = [Math.exp(low), Math.exp((low + high) / 2), Math.exp(high)];
+    return whole ? [...new Set(ends.map(Math.round))] : ends;
   }
   const rough = (high - low) / 5, unit = 10 ** Math.floor(Math.log10(rough)), step = [1, 2, 5, 10].map((k) => k * unit).find((one) => one >= rough * 0.99 && (!whole || one >= 1)) ?? 1;
   const first = Math.ceil(low / step - 1e-9);
@@ -71,7 +73,7 @@ export function Lines({ series, label, xName = "", yName = "", logX = false, log
   const [x0, x1] = axis(points.map(([x]) => x), logX), [y0, y1] = axis([...points.map(([, y]) => y), ...(band ? [band.low, band.high] : [])], logY);
   const px = (x) => left + (((logX ? Math.log(Math.max(x, 1e-9)) : x) - x0) / (x1 - x0 || 1)) * (wide - left - right);
   const py = (y) => top + (1 - ((logY ? Math.log(Math.max(y, 1e-9)) : y) - y0) / (y1 - y0 || 1)) * (height - top - bottom);
-  const xTicks = ticksOf(x0, x1, logX, series.every((one) => one.x.every(Number.isInteger))), yTicks = ticksOf(y0, y1, logY);
+  const xTicks = ticksOf(x0, x1, logX, series.every((one) => one.x.every(Number.isInteger))), yTicks = ticksOf(y0, y1, logY, points.every(([, y]) => Number.isInteger(y)));
   const names = spread(series.map((one) => { const k = one.y.findLastIndex((y) => y !== null && Number.isFinite(y)); return k < 0 ? 0 : py(one.y[k]) + 4; }), height - bottom + 4);
   const find = (event) => {
     const area = box.current.getBoundingClientRect(), x = ((event.clientX - area.left) * wide) / area.width;

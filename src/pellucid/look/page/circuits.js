@@ -8,21 +8,22 @@ import { Bars, Lines, Scale, largest } from "./charts.js";
 import { Canvas, Facts, HINT, Loaded, Matrix, Quiet, TokenField, inks } from "./matrix.js";
 import { addDefaults } from "./state.js";
 
-addDefaults({ weights: "attn", fold: false, offset: 1, shows: "copying", look: "", other_key: "", reads: "K", above: 3, neuron: 0, table: "embed", near: "", by_closeness: "cosine" });
+addDefaults({ weights: "attn", fold: false, offset: 1, shows: "copying", look: "", other_key: "", reads: "K", above: 3, neuron: 0, table: "embed", near: "", by_closeness: "cosine", every: false });
 
 export const page = { name: "circuits", title: "Circuits", Page };
 
 const numbered = (values) => values.map((_, k) => k);
-const TokenBars = ({ label, rows, name, onToken }) => html`<${Bars} label=${label} rows=${rows.map(([text, value], k) => ({ label: html`<${Token} text=${text} onClick=${onToken && (() => onToken(text))} />`, value, name: `${name}.${k}` }))} />`;
+const TokenBars = ({ label, rows, name, onToken, most }) => html`<${Bars} label=${label} most=${most} rows=${rows.map(([text, value], k) => ({ label: html`<${Token} text=${text} onClick=${onToken && (() => onToken(text))} />`, value, name: `${name}.${k}` }))} />`;
 
 function Page({ view, set, model, a, pos }) {
   const parts = { attn: "self-attention", ...(model.reads_source ? { encoder: "the encoder's", cross: "cross-attention" } : {}) }, part = parts[view.weights] ? view.weights : "attn";
-  const asked = { part, fold: view.fold, checkpoint: view.checkpoint || null }, layers = part === "encoder" ? model.encoder_layers : model.n_layers;
+  const asked = { part, fold: view.fold, checkpoint: view.checkpoint || null }, listing = { ...asked, every_token: view.every }, known = useJson("api/w/listed").value, layers = part === "encoder" ? model.encoder_layers : model.n_layers;
   const table = useJson("api/w/heads", { ...asked, offset: view.offset }), heads = table.value?.part === part ? table.value : null, width = heads && layers ? heads.heads.length / layers : model.n_heads;
   const layer = Math.min(view.layer, Math.max(0, layers - 1)), head = Math.min(view.head, width - 1), usual = `#${a?.tokens[pos]?.id ?? 0}`; // the token chosen in the prompt
-  const shared = { view, set, model, part, asked, layers, table, heads, layer, head, width, usual };
+  const shared = { view, set, model, part, asked, listing, layers, table, heads, layer, head, width, usual };
   return html`<div><div class="row choose">${model.reads_source ? html`<${Choice} label="Which heads" value=${part} options=${parts} onChange=${(weights) => set({ weights })} />` : null}
       <${Toggle} label="norms' gains folded into the weights" value=${view.fold} onChange=${(fold) => set({ fold })} />
+      ${known?.listed != null && known.listed < known.of ? html`<${Toggle} label=${`list all ${known.of.toLocaleString("en")} tokens, not only the ${known.listed.toLocaleString("en")} of the training text`} value=${view.every} onChange=${(every) => set({ every })} />` : null}
       ${heads?.rotated ? html`<${Slider} label="keys back, \u0394" value=${view.offset} min=${0} max=${Math.min(63, model.n_ctx - 1)} step=${1} onInput=${(offset) => set({ offset })} />` : null}</div>
     ${view.edits.length ? html`<${Quiet}>The edits above change activations, not weights: this page shows the model without them.<//>` : null}
     ${layers ? html`<div><${HeadTable} ...${shared} /><${LookUp} ...${shared} />${part === "cross" ? null : html`<${Distances} ...${shared} />`}<${HeadCard} ...${shared} /><${Composition} ...${shared} />${part === "cross" ? null : html`<${NeuronCard} ...${shared} />`}<${Positions} ...${shared} /></div>` : html`<${Quiet}>This network has no layers, so it has no heads and no neurons.<//>`}
@@ -44,10 +45,10 @@ function HeadTable({ view, set, table, heads, layers, layer, head, width }) {
   <//>`;
 }
 
-function LookUp({ view, set, asked, layer, head, usual }) {
-  const load = useJson(`api/w/head/${layer}/${head}/token`, { ...asked, token: view.look || usual, offset: view.offset }), choose = (look) => set({ look });
+function LookUp({ view, set, listing, layer, head, usual }) {
+  const load = useJson(`api/w/head/${layer}/${head}/token`, { ...listing, token: view.look || usual, offset: view.offset }), choose = (look) => set({ look });
   const bars = (value, name, label) => (value[name] ? html`<${TokenBars} label=${label} rows=${value[name]} name=${name} onToken=${choose} />` : html`<${Quiet}>${value[`${name}_reason`]}.<//>`);
-  return html`<${Loaded} id="lookup" title=${`Head ${layer}.${head}: what it does with a token`} of=${load} what="reading the circuits" head=${html`<div class="row fields"><${TokenField} id="look" label="token" value=${view.look} placeholder=${load.value?.token.text ?? ""} onChange=${choose} /><span class="quiet">${HINT}</span></div>`}>
+  return html`<${Loaded} id="lookup" title=${`Head ${layer}.${head}: what it does with a token`} of=${load} what="reading the circuits" head=${html`<div class="row fields"><${TokenField} id="look" label="token" value=${view.look} placeholder=${load.value?.token.text ?? ""} onChange=${choose} /><span class="quiet screen">${HINT}</span></div>`}>
     ${(value) => html`<div class="beside even"><div><h3><${Term} t="OV circuit" />: when it attends to <${Token} text=${value.token.text} /> it promotes</h3>${bars(value, "promotes", "Promoted tokens")}</div>
       <div><h3><${Term} t="QK circuit" />: a query at <${Token} text=${value.token.text} /> looks for${value.offset === null ? "" : `, ${value.offset} back`}</h3>${bars(value, "looks_for", "Keys with the highest scores")}</div></div>`}
   <//>`;
@@ -61,13 +62,13 @@ function Distances({ view, set, asked, heads, layer, head, usual }) {
   <//>`;
 }
 
-function HeadCard({ view, set, asked, layer, head }) {
-  const load = useJson(`api/w/head/${layer}/${head}`, { ...asked, offset: view.offset }), tokens = (list) => list.map(([text]) => html`<${Token} text=${text} onClick=${() => set({ look: text })} />`);
+function HeadCard({ view, set, listing, layer, head }) {
+  const load = useJson(`api/w/head/${layer}/${head}`, { ...listing, offset: view.offset }), tokens = (list) => list.map(([text]) => html`<${Token} text=${text} onClick=${() => set({ look: text })} />`);
   const directions = (value, of, into, out) => html`<div><h3>Strongest directions of W_${of.toUpperCase()}${of === "qk" && value.offset !== null ? `, ${value.offset} back` : ""}</h3>${value[`${of}_directions`]
     ? html`<table class="directions"><thead><tr><th>strength</th><th>${into}</th><th>${out}</th></tr></thead><tbody>${value[`${of}_directions`].map((row, k) => html`<tr><td class="number"><${Num} name=${`${of}.direction.${k}`} value=${row.strength} /></td><td>${tokens(row.into)}</td><td>${tokens(row.out)}</td></tr>`)}</tbody></table>` : html`<${Quiet}>${value[`${of}_reason`]}.<//>`}</div>`;
   return html`<${Loaded} id="head-card" title=${`Head ${layer}.${head}: spectra and directions`} of=${load} what="computing the spectra">
     ${(value) => html`<div class="beside even"><div><h3><${Term} t="singular values">Singular values<//></h3><${Lines} label="Singular values" xName="number" series=${["ov", "qk"].map((of) => ({ name: `W_${of.toUpperCase()}`, x: value[of].map((_, k) => k + 1), y: value[of] }))} height=${200} />
-        <${Facts} rows=${["ov", "qk"].map((of) => [`W_${of.toUpperCase()} largest`, `${of}.0`, value[of][0]])} /></div>
+        <${Facts} one=${true} rows=${["ov", "qk"].map((of) => [`W_${of.toUpperCase()} largest`, `${of}.0`, value[of][0]])} /></div>
       <div>${value.eigenvalues ? html`<h3>Eigenvalues of W_U W_OV W_E: copying score <${Num} name="card.copying" value=${value.copying} /></h3><${Plane} points=${value.eigenvalues} />` : html`<${Quiet}>${value.ov_reason}.<//>`}</div></div>
       <div class="beside even">${directions(value, "ov", "it reads", "it promotes")}${directions(value, "qk", "as keys", "as queries")}</div>`}
   <//>`;
@@ -111,8 +112,8 @@ function Composition({ view, set, part, asked, layers, heads, layer, head, width
 
 /** Heads as points, layers from the bottom up, edges from writers to readers. */
 function Graph({ edges, layers, width, least, selected, onSelect }) {
-  const box = useRef(), wide = Math.min(620, useWidth(box, 520)), step = Math.max(30, Math.min(64, 420 / layers)), high = step * (layers - 1) + 40;
-  const x = (h) => 26 + ((wide - 44) * (h + 0.5)) / width, y = (l) => high - 18 - l * step;
+  const box = useRef(), wide = Math.min(620, useWidth(box, 520)), step = Math.max(30, Math.min(64, 420 / layers)), high = step * (layers - 1) + 76;
+  const left = 44, across = (wide - left - 4) / width, x = (h) => left + across * (h + 0.5), y = (l) => high - 52 - l * step;
   const draw = (pen, ink, over) => {
     const at = String(over ?? selected), most = edges[0]?.score ?? 1, touches = (edge) => String(edge.writer) === at || String(edge.reader) === at;
     for (const strong of [false, true]) for (const edge of edges.filter((one) => touches(one) === strong)) {
@@ -120,13 +121,17 @@ function Graph({ edges, layers, width, least, selected, onSelect }) {
       pen.globalAlpha = strong ? 0.35 + 0.65 * u : 0.06 + 0.3 * u; pen.lineWidth = 0.7 + 2.4 * u; pen.strokeStyle = strong ? ink.accent : ink.quiet;
       pen.beginPath(); pen.moveTo(x(h), y(l)); pen.bezierCurveTo(x(h), y(l) - step * 0.5, x(k), y(m) + step * 0.5, x(k), y(m)); pen.stroke();
     }
-    pen.globalAlpha = 1;
+    pen.globalAlpha = 1; pen.fillStyle = ink.quiet; pen.textAlign = "center"; pen.fillText("head", left + (across * width) / 2, high - 8);
+    for (let h = 0; h < width; h += Math.ceil(18 / across)) pen.fillText(String(h), x(h), high - 26);
+    pen.save(); pen.translate(8, (y(0) + y(layers - 1)) / 2); pen.rotate(-Math.PI / 2); pen.fillText("layer", 0, 0); pen.restore();
+    pen.textAlign = "left";
+    const named = new Set(across >= 34 ? null : [at, ...edges.filter(touches).flatMap((edge) => [String(edge.writer), String(edge.reader)])]);
     for (let l = 0; l < layers; l++) {
-      pen.fillStyle = ink.quiet; pen.fillText(String(l), 2, y(l));
-      for (let h = 0; h < width; h++) { const one = `${l},${h}` === at; pen.fillStyle = one ? ink.accent : ink.text; pen.beginPath(); pen.arc(x(h), y(l), one ? 6 : 3.4, 0, 7); pen.fill(); }
+      pen.fillStyle = ink.quiet; pen.fillText(String(l), 20, y(l));
+      for (let h = 0; h < width; h++) { const one = `${l},${h}` === at; pen.fillStyle = one ? ink.accent : ink.text; pen.beginPath(); pen.arc(x(h), y(l), one ? 6 : 3.4, 0, 7); pen.fill(); if (across >= 34 || named.has(`${l},${h}`)) pen.fillText(`${l}.${h}`, x(h) + 7, y(l) - 8); }
     }
   };
-  const hit = (px, py) => { const l = Math.round((high - 18 - py) / step), h = Math.round(((px - 26) * width) / (wide - 44) - 0.5); return l >= 0 && l < layers && h >= 0 && h < width ? [l, h] : null; };
+  const hit = (px, py) => { const l = Math.round((high - 52 - py) / step), h = Math.round((px - left) / across - 0.5); return l >= 0 && l < layers && h >= 0 && h < width ? [l, h] : null; };
   return html`<figure class="drawn" ref=${box}><${Canvas} width=${wide} height=${high} draw=${draw} hit=${hit} onPick=${onSelect} name="composition" label="Heads as points, layers from the bottom up, with edges from the head that writes to the head that reads" said=${(over) => over && `Head ${over.join(".")}`} /></figure>`;
 }
 
@@ -134,11 +139,11 @@ function Graph({ edges, layers, width, least, selected, onSelect }) {
 
 const NumberField = ({ id, label, value, most, onChange }) => html`<label class="number-field" for=${id}>${label} <input id=${id} type="number" min="0" max=${most} value=${value} onChange=${(event) => { const to = Number(event.target.value); if (Number.isInteger(to) && to >= 0 && to <= most) onChange(to); else event.target.value = value; }} /></label>`;
 
-function NeuronCard({ view, set, asked, layer, layers }) {
-  const load = useJson(`api/w/neuron/${layer}/${view.neuron}`, asked), columns = { key: "Its key: the tokens that it fires on", gate: "Its gate: the tokens that open it", value: "Its value: the tokens whose logits it raises" };
+function NeuronCard({ view, set, listing, layer, layers }) {
+  const load = useJson(`api/w/neuron/${layer}/${view.neuron}`, listing), columns = { key: "Its key: the tokens that it fires on", gate: "Its gate: the tokens that open it", value: "Its value: the tokens whose logits it raises" };
   return html`<${Loaded} id="neuron" title=${`Neuron ${view.neuron} of layer ${layer} as a memory`} of=${load} what="reading the neuron" tools=${html`<${NumberField} id="neuron-layer" label="layer" value=${layer} most=${layers - 1} onChange=${(to) => set({ layer: to })} /><${NumberField} id="neuron-number" label="neuron" value=${view.neuron} most=${(load.value?.neurons ?? 1e9) - 1} onChange=${(neuron) => set({ neuron })} />`}>
     ${(value) => (value.reason ? html`<${Quiet} why="neuron">${value.reason}<//>` : html`<div class="beside even">${Object.entries(columns).filter(([name]) => value[name] || value[`${name}_reason`]).map(([name, words]) => html`<div><h3>${words}</h3>${value[name] ? html`<${TokenBars} label=${words} rows=${value[name].slice(0, 8)} name=${`neuron.${name}`} />` : html`<${Quiet}>${value[`${name}_reason`]}.<//>`}</div>`)}</div>
-      <${Facts} rows=${[["length of the key", "neuron.key_norm", value.key_norm], ["of the value", "neuron.value_norm", value.value_norm]]}><span class="quiet">${value.neurons} neurons in each layer</span><//>`)}
+      <${Facts} one=${true} rows=${[["length of the key", "neuron.key_norm", value.key_norm], ["of the value", "neuron.value_norm", value.value_norm]]}><span class="quiet">${value.neurons} neurons in each layer</span><//>`)}
   <//>`;
 }
 
@@ -154,7 +159,7 @@ function Positions({ view, set, model, part, asked, layer }) {
       ${value.angles ? html`<${Quiet}>Layer ${value.layer} turns each plane of a query against a key ${distance} back by its own angle; the first planes turn fastest.${value.unrotated ? ` ${value.unrotated} coordinates are not turned.` : ""}<//>${slider}<${Dials} angles=${value.angles} />
         <${Facts} rows=${[["mean cosine of the angles", "positions.mean_cosine", value.mean_cosine], ["first plane", "positions.angle.0", value.angles[0], "rad"]]} />` : null}
       ${value.bias ? html`<${Quiet}>What layer ${value.layer} adds to the score of a key, by how far back it is, for each head.<//>${slider}<${Lines} label="Bias by distance" xName="positions back" yName="added" series=${value.bias.map((row, h) => ({ name: `head ${h}`, x: numbered(row), y: row }))} mark=${distance} />
-        <${Facts} rows=${value.bias.slice(0, 6).map((row, h) => [`head ${h} at ${distance}`, `positions.bias.${h}`, row[distance]])} />` : null}`}
+        <${Facts} one=${true} rows=${value.bias.slice(0, 6).map((row, h) => [`head ${h} at ${distance}`, `positions.bias.${h}`, row[distance]])} />` : null}`}
   <//>`;
 }
 
@@ -180,10 +185,10 @@ function Embeddings({ view, set, model, usual }) {
   const { readout } = model.architecture, tables = { embed: "W_E, what tokens are", ...(readout === "none" ? {} : { unembed: "W_U, what is read out" }), ...(model.architecture.positions.kind === "learned" ? { positions: "positions" } : {}) };
   const table = tables[view.table] ? view.table : "embed", checkpoint = view.checkpoint || null, about = useJson(`api/w/embed/${table}`, { checkpoint }), info = about.value?.of === table ? about.value : null;
   const plane = useLoad((signal) => getNpy(route(`api/w/embed/${table}/plane`, { checkpoint }), signal).then((value) => ({ ...value, table })), [table, checkpoint]);
-  const near = useJson(`api/w/embed/${table}/neighbours`, { token: view.near || (table === "positions" ? "#0" : usual), by: view.by_closeness, checkpoint });
+  const near = useJson(`api/w/embed/${table}/neighbours`, { token: view.near || (table === "positions" ? "#0" : usual), by: view.by_closeness, checkpoint, every_token: view.every });
   return html`<${Loaded} id="embeddings" title="Embeddings" of=${near} what="comparing rows" before=${info?.code} tools=${html`<${Choice} label="Which table" value=${table} options=${tables} onChange=${(to) => set({ table: to, near: "" })} />`}
       head=${html`<div class="row fields"><${TokenField} id="near" label=${table === "positions" ? "row" : "token"} value=${view.near} placeholder=${marked(near.value?.token.text ?? "")} onChange=${(to) => set({ near: to })} /><${Choice} label="Near by" value=${view.by_closeness} options=${{ cosine: "cosine", product: "product", distance: "distance" }} onChange=${(to) => set({ by_closeness: to })} /></div><${Waiting} of=${about} what="computing the plane" /><${Waiting} of=${plane} what="drawing the rows" />`}>
-    ${(value) => html`<div class="beside even"><div><h3>Nearest to <${Token} text=${value.token.text} />, by ${value.by}</h3><${TokenBars} label="Neighbours" rows=${value.neighbours} name="neighbour" onToken=${table === "positions" ? null : (text) => set({ near: text })} /></div>
+    ${(value) => html`<div class="beside even"><div><h3>Nearest to <${Token} text=${value.token.text} />, by ${value.by}</h3><${TokenBars} label="Neighbours" rows=${value.neighbours} most=${value.by === "cosine" ? 1 : null} name="neighbour" onToken=${table === "positions" ? null : (text) => set({ near: text })} /></div>
       <div>${plane.value?.table === table && info ? html`<h3>First two principal components</h3><${Cloud} points=${plane.value} texts=${info.texts} chosen=${value.token.id} onSelect=${(id) => set({ near: `#${id}` })} />
         <${Facts} rows=${[["share of the variance", "embedding.share", info.share]]} /><${Quiet}>${info.not_shown}<//>
         <${Lines} label="Spectrum of the table" xName="component" yName="singular value" height=${140} series=${[{ name: "", x: info.spectrum.map((_, k) => k + 1), y: info.spectrum }]} />` : null}</div></div>`}

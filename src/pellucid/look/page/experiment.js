@@ -12,6 +12,7 @@ addDefaults({ metric: "logit_diff", site: "resid_pre", ablation: "mean", steer: 
 export const page = { name: "experiment", title: "Experiment", needs: "trace", Page };
 
 const METRICS = { logit_diff: "logit difference", probability: "probability", log_probability: "log probability", kl: "KL from this run", loss: "loss" };
+const UNITS = { logit_diff: "logits", log_probability: "nats", kl: "nats", loss: "nats" };
 const SITES = { resid_pre: "stream before each block", attn_out: "attention writes", mlp_out: "MLP writes", "attn.z": "heads", "attn.q": "queries", "attn.k": "keys", "attn.v": "values" };
 const ABLATIONS = { mean: "its mean", zero: "zero", resample: "prompt B's value" };
 
@@ -108,11 +109,11 @@ function Patching({ view, set, model, a, b, asked, sourceB, apart }) {
   return html`<${Panel} title="Patching: what makes the difference between A and B?" code=${got?.code} id="patching"
       not="parts that act only together: one place is replaced at a time. A place with 0 may still matter beside another.">
     ${!b ? html`<p>Write a second prompt above (\u201cCompare with a second prompt\u201d) that differs from the first in one thing, with as many tokens. Its values are then put into the run of the first, one place at a time.</p>
-      ${asked.a === "Rome is the capital of" ? html`<p><button type="button" class="act" onClick=${() => set({ b: "Paris is the capital of" })}>Use \u201cParis is the capital of\u201d</button></p>` : null}` : html`
+      ${model.example_b && asked.a === model.example ? html`<p><button type="button" class="act" onClick=${() => set({ b: model.example_b })}>Use \u201c${model.example_b}\u201d</button></p>` : null}` : html`
     <p class="quiet">The run of prompt A is repeated with what prompt B has at one place. ${kl ? html`KL has slope 0 at run A, so it cannot be estimated: only <${Term} t="activation patching">exact values<//> are shown.` : html`<${Term} t="attribution patching">Estimates<//> come at once; <${Term} t="activation patching">exact values<//> replace them as they are computed.`} A click on a place makes it an edit.</p>
     <div class="row"><${Choice} label="What is replaced" value=${view.site} options=${SITES} onChange=${(site) => set({ site })} /></div>
     ${alike ? null : html`<p class="error" role="alert">Prompt A has ${a.n} tokens and prompt B has ${b.n}: write them so that they have equally many (the boxes under the prompts are the tokens).</p>`}
-    ${got ? html`<p>${got.metric}: A <${Num} name="patch.own" value=${got.own} />, B <${Num} name="patch.other" value=${got.other} />. ${" "}<span class="quiet" aria-live="polite" data-done=${got.done} data-total=${got.total}>${!exact ? html`${kl ? "" : "estimates; "}<button type="button" class="act small" onClick=${() => want(question)}>compute all ${got.total} exactly</button>` : got.done < got.total ? `exact values: ${got.done} of ${got.total} places \u2026 ${run.seconds.toFixed(1)} s` : "all values are exact"}${got.end && !kl ? html`; the estimates correlate with them at <${Num} name="patch.correlation" value=${got.end.correlation} />` : ""}</span></p>
+    ${got ? html`<p>${got.metric}: A <${Num} name="patch.own" value=${got.own} unit=${UNITS[view.metric]} />, B <${Num} name="patch.other" value=${got.other} unit=${UNITS[view.metric]} />. ${" "}<span class="quiet" aria-live="polite" data-done=${got.done} data-total=${got.total}>${!exact ? html`${kl ? "" : "estimates; "}<button type="button" class="act small" onClick=${() => want(question)}>compute all ${got.total} exactly</button>` : got.done < got.total ? `exact values: ${got.done} of ${got.total} places \u2026 ${run.seconds.toFixed(1)} s` : "all values are exact"}${got.end && !kl ? html`; the estimates correlate with them at <${Num} name="patch.correlation" value=${got.end.correlation} />` : ""}</span></p>
       <p>${share.flat ? "A and B have the same value, so the change itself is shown " : "The share of the way from A to B "}<${Scale} low=${three(-share.most)} high=${three(share.most)} ramp="signed" /></p>
       <${Matrix} values=${share.values} rows=${got.rows.length} columns=${got.columns} ramp="signed" high=${share.most} label="patching" describe=${describe} onSelect=${add}
         rowNames=${got.rows.map((_, r) => name(r))} columnNames=${got.tokens.map(marked)} biggest=${44} rings=${share.rings} />
@@ -154,35 +155,39 @@ function Ablation({ view, set, a, b, asked, textA, sourceB, apart }) {
     <div class="row"><span class="quiet">One part at a time is replaced by</span><${Choice} label="Replaced by" value=${view.ablation} options=${kinds} onChange=${(ablation) => set({ ablation })} /></div>
     ${allowed ? null : html`<p>${apart ? "Prompt B has another source, and an ablation takes values from a run with the same one: remove Source B, or choose the mean." : "Write a second prompt, of as many tokens, to take values from."}</p>`}
     <${Waiting} of=${run} what="running the model without each part" />
-    ${heads ? html`<p>${heads.metric}: <${Num} name="ablation.baseline" value=${heads.baseline} /> with every part; shown is the change <${Scale} low=${three(-most)} high=${three(most)} ramp="signed" /></p>
+    ${heads ? html`<p>${heads.metric}: <${Num} name="ablation.baseline" value=${heads.baseline} unit=${UNITS[view.metric]} /> with every part; shown is the change <${Scale} low=${three(-most)} high=${three(most)} ramp="signed" /></p>
     <div class="two"><div><h3>Without one head</h3><${Matrix} values=${flat} rows=${heads.effect.length} columns=${heads.effect[0].length} ramp="signed" high=${most} biggest=${34} label="ablation of heads"
         describe=${(l, h, x) => html`without head ${l}.${h}: <${Num} name=${`ablation.head.${l}.${h}`} value=${x} />`} onSelect=${(l, h) => edit(`blocks.${l}.attn.z`, { head: [h] })} rowNames=${heads.effect.map((_, l) => `block ${l}`)} />
-        <p class="quiet">${strongest(heads.effect)}</p></div>
+        <p class="quiet">${strongest(heads.effect, UNITS[view.metric])}</p></div>
     <div><h3>Without one block's attention or MLP</h3><${Bars} label="ablation of parts" most=${most} rows=${parts.flatMap((part) => part.effect.map((x, l) => ({ label: html`<button type="button" class="link" onClick=${() => edit(`blocks.${l}.${part.site}`, {})}>${part.site === "attn_out" ? "attention" : "MLP"} ${l}</button>`, value: x, name: `ablation.${part.site}.${l}` })))} /></div></div>
     <p class="quiet">A click on a part makes it an edit.</p>` : null}
   <//>`;
 }
 
 /** The head whose loss moves the metric most, in words. */
-function strongest(effect) {
+function strongest(effect, unit) {
   let best = [0, 0];
   effect.forEach((row, l) => row.forEach((x, h) => { if (Math.abs(x ?? 0) > Math.abs(effect[best[0]][best[1]] ?? 0)) best = [l, h]; }));
-  return html`Most depends on head ${best[0]}.${best[1]}: without it the metric changes by <${Num} name="ablation.most" value=${effect[best[0]][best[1]]} />.`;
+  return html`Most depends on head ${best[0]}.${best[1]}: without it the metric changes by <${Num} name="ablation.most" value=${effect[best[0]][best[1]]} unit=${unit} />.`;
 }
 
 // Steering -----------------------------------------------------------------------------------
 
-/** The tensors with one vector for each position of the stream that a direction can be added to. */
-const steeringPoints = (model) => model.tensors.map((tensor) => tensor.name).filter((name) => /^blocks\.\d+\.(resid_pre|attn_out|mlp_out|resid_post)$/.test(name));
+/** The stream before each block and at its end: between two blocks it is one tensor. */
+const steeringPoints = (model) => model.tensors.map((tensor) => tensor.name).filter((name) => /^blocks\.\d+\.resid_pre$/.test(name) || name === `blocks.${model.n_layers - 1}.resid_post`);
+const TAKEN_AT = { mean: "mean of all tokens", last: "last token" };
+/** Below this length two texts have the same stream. */
+const NO_DIRECTION = 1e-5;
 
 const foldSteering = (value, line) => (line.kind === "start" ? { ...line, points: [] } : { ...value, points: [...value.points, line] });
 
-/** A field for a text, which keeps what is typed until Enter, or until it is left. */
+/** A field for a text, of several lines too, which keeps what is typed until Enter, or until it is left. */
 function TextField({ label, value, onChange }) {
   const [typed, type] = useState(value);
   useEffect(() => type(value), [value]);
   const send = () => { onChange(typed); if (!typed) type(value); };
-  return html`<label class="field">${label} <input type="text" value=${typed} onInput=${(event) => type(event.target.value)} onChange=${send} /></label>`;
+  return html`<label class="field">${label} <textarea rows="1" dir="auto" spellcheck="false" value=${typed} onInput=${(event) => type(event.target.value)} onChange=${send}
+    onKeyDown=${(event) => { if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); send(); } }}></textarea></label>`;
 }
 
 function Steering({ view, set, model, asked, textA }) {
@@ -190,19 +195,20 @@ function Steering({ view, set, model, asked, textA }) {
   const towards = view.towards || view.b, away = view.away || textA;
   const where = view.from === "mean" ? "mean" : -1, body = towards ? { ...asked, at, towards, away, pos: where } : null;
   const run = useLines(body && "api/experiment/steer", body, foldSteering, [JSON.stringify(body)]);
-  const got = run.value, point = got?.points.find((one) => one.factor === view.factor);
+  const got = run.value, chosen = where === "mean" ? "mean" : "last", offered = Object.fromEntries(Object.entries(TAKEN_AT).filter(([name]) => name === chosen || !got || got.lengths[name] >= NO_DIRECTION));
+  const point = got?.points.find((one) => one.factor === view.factor);
   const add = () => set({ edits: [...view.edits, { op: "add", name: at, factor: view.factor, value: { towards, away, pos: where } }] });
   const field = (name, value, label) => html`<${TextField} label=${label} value=${value} onChange=${(text) => set({ [name]: text })} />`;
   return html`<${Panel} title="Steering: push the stream in a direction" code=${point?.code} id="steering" not="whether the model uses this direction by itself; only what happens when it is added at every position.">
-    <p class="quiet">The direction is the stream of one text less that of another. A multiple of it is added at every position of prompt A.</p>
+    <p class="quiet">The direction is the stream of one text less that of another${got && Object.keys(offered).length < 2 ? `, which at the ${chosen === "mean" ? "last token" : "mean"} are equal` : ""}. A multiple of it is added at every position of prompt A.</p>
     <div class="row">${field("towards", towards, "towards")}${field("away", away, "away from")}<label class="field">at <select value=${at} onChange=${(event) => set({ steer: event.target.value })}>${points.map((name) => html`<option value=${name}>${name}</option>`)}</select></label>
-      <${Choice} label="Taken at" value=${where === "mean" ? "mean" : "last"} options=${{ mean: "mean of all tokens", last: "last token" }} onChange=${(from) => set({ from })} /></div>
+      <${Choice} label="Taken at" value=${chosen} options=${offered} onChange=${(from) => set({ from })} /></div>
     ${towards ? null : html`<p>Write a text to steer towards, or a second prompt above.</p>`}
     <${Failed} of=${run} />
-    ${got && got.length < 1e-5 ? html`<p>The streams of the two texts are equal there, so there is no direction: choose another block, or the mean.</p>` : got ? html`<div class="two"><div><${Slider} label="factor" value=${view.factor} min=${got.factors[0]} max=${got.factors.at(-1)} step=${0.5} onInput=${(factor) => set({ factor })} /> <button type="button" class="act small" disabled=${!view.factor} onClick=${add}>Add to the edits</button>
+    ${got && got.length < NO_DIRECTION ? html`<p>The streams of the two texts are equal there, so there is no direction: choose ${got.lengths.mean >= NO_DIRECTION ? "the mean, or " : ""}a later block.</p>` : got ? html`<div class="two"><div><${Slider} label="factor" value=${view.factor} min=${got.factors[0]} max=${got.factors.at(-1)} step=${0.5} onInput=${(factor) => set({ factor })} /> <button type="button" class="act small" disabled=${!view.factor} onClick=${add}>Add to the edits</button>
         <${Lines} label="metric by factor" xName="factor" yName=${got.metric} series=${[{ name: "", x: got.points.map((one) => one.factor), y: got.points.map((one) => one.value) }]} mark=${view.factor} onSelect=${(factor) => set({ factor })} height=${200} />
         <span class="quiet">the direction's length is <${Num} name="steering.length" value=${got.length} />${run.loading ? `; ${got.points.length} of ${got.factors.length} factors` : ""}</span></div>
-      <div><h3>Next token at factor ${three(view.factor)}</h3>${point ? html`<p class="quiet">metric <${Num} name="steering.value" value=${point.value} /></p><${Bars} most=${1} label="next tokens when steered" rows=${point.top.map((token, k) => ({ label: html`<${Token} text=${token.text} />`, value: token.p, said: percent(token.p), name: `steering.top.${k}` }))} />` : html`<p class="quiet">not computed yet</p>`}</div></div>` : html`<${Waiting} of=${run} what="steering" />`}
+      <div><h3>Next token at factor ${three(view.factor)}</h3>${point ? html`<p class="quiet">metric <${Num} name="steering.value" value=${point.value} unit=${UNITS[view.metric]} /></p><${Bars} most=${1} label="next tokens when steered" rows=${point.top.map((token, k) => ({ label: html`<${Token} text=${token.text} />`, value: token.p, said: percent(token.p), name: `steering.top.${k}` }))} />` : html`<p class="quiet">not computed yet</p>`}</div></div>` : html`<${Waiting} of=${run} what="steering" />`}
   <//>`;
 }
 

@@ -1,8 +1,8 @@
 // What the pages about attention, the stream and the weights share: panels of a route, canvases, matrices that stay fluid
 // at a thousand tokens (their colours are painted once into a bitmap, over which a cross-hair moves).
 
-import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
-import { ramps } from "./common.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./preact.js";
+import { alike, ramps } from "./common.js";
 import { Num, Panel, Waiting, useRepaint, useWidth } from "./parts.js";
 
 /**
@@ -14,8 +14,8 @@ export function Loaded({ of, what, title, id, tools, before, head, value = of.va
   return html`<${Panel} id=${id} title=${title} tools=${tools} code=${shown?.code && [before, shown.code].filter(Boolean).join("\n")} not=${shown?.not_shown}>${head}<${Waiting} of=${of} what=${what} />${shown ? children(shown) : null}<//>`;
 }
 
-/** Numbers in a row, each with its words: [[words, name, value, unit]]. */
-export const Facts = ({ rows, children }) => html`<p class="row figures">${rows.map(([words, name, value, unit]) => html`<span>${words} <${Num} name=${name} value=${value} unit=${unit} /></span>`)}${children}</p>`;
+/** Numbers in a row, each with its words: [[words, name, value, unit, said]]; of `one` kind they share their decimals. */
+export const Facts = ({ rows, one, children }) => html`<p class="row figures">${rows.map(([words, name, value, unit, said]) => html`<span>${words} <${Num} name=${name} value=${value} unit=${unit} said=${one ? alike(rows.map((row) => row[2])) : said} /></span>`)}${children}</p>`;
 
 export const Quiet = ({ children, why }) => html`<p class="quiet" data-reason=${why}>${children}</p>`;
 
@@ -67,7 +67,7 @@ const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], Arrow
 export function Canvas({ width, height, draw, hit, onPick, onArrow, said, label, name, style }) {
   const canvas = useRef(), [over, setOver] = useState(null);
   useRepaint();
-  useEffect(() => {
+  useLayoutEffect(() => { // before the next frame, which a printer takes
     const c = canvas.current, scale = devicePixelRatio || 1, [w, h] = [Math.round(width * scale), Math.round(height * scale)];
     if (c.width !== w) c.width = w;
     if (c.height !== h) c.height = h;

@@ -1,14 +1,14 @@
 // The parts that every page is made of: panels, numbers, tokens, choices.
 
 import { html, useEffect, useRef, useState } from "./preact.js";
-import { follow, spelled, three } from "./common.js";
+import { follow, printing, spelled, three } from "./common.js";
 import { TERMS } from "./terms.js";
 
-export { three, percent } from "./common.js";
+export { alike, three, percent } from "./common.js";
 
-/** A number, rounded for reading; the attributes hold its name and all of its digits. */
-export const Num = ({ name, value, unit = "", digits = 3 }) =>
-  html`<span class="num" data-name=${name} data-value=${String(value)} title=${`${name} = ${value}`}>${value === null || value === undefined ? "\u2013" : digits === 3 ? three(value) : String(Number(value.toPrecision(digits)))}${unit ? `\u00a0${unit}` : ""}</span>`;
+/** A number, rounded for reading, or as `said` writes it; the attributes hold its name and all of its digits. */
+export const Num = ({ name, value, unit = "", digits = 3, said }) =>
+  html`<span class="num" data-name=${name} data-value=${String(value)} title=${`${name} = ${value}`}>${value === null || value === undefined ? "\u2013" : said ? said(value) : digits === 3 ? three(value) : Number(value.toPrecision(digits)).toLocaleString("en")}${unit && Number.isFinite(value) ? `\u00a0${unit}` : ""}</span>`;
 
 /** A term that explains itself on hover and on focus: <${Term} t="residual stream" />. The texts are in terms.js. */
 export function Term({ t, children }) {
@@ -51,7 +51,11 @@ async function copyText(text) {
   try { await navigator.clipboard.writeText(text); return true; } catch { return false; }
 }
 
-export function CopyButton({ code, label = "Copy as Python" }) {
+/** Python that opens the model which is shown: what is copied begins with it. */
+export const loading = { code: "" };
+
+export function CopyButton({ code: own, label = "Copy as Python" }) {
+  const code = label.endsWith("Python") ? `${loading.code}\n${own}` : own;
   const [said, say] = useState(label);
   const copy = async () => {
     if (await copyText(code)) { say("Copied"); setTimeout(() => say(label), 1500); } else say("Not allowed to copy");
@@ -61,7 +65,7 @@ export function CopyButton({ code, label = "Copy as Python" }) {
 
 /**
  * A panel: its title, what it shows, "copy as Python", and one sentence on what it does not show.
- * `code` runs where `model` is the model and `trace` is the trace of the prompt.
+ * `code` runs behind the code that opens the model (`loading`).
  */
 export const Panel = ({ title, code, not, children, tools, id }) =>
   html`<section class="panel" id=${id} aria-label=${title}>
@@ -106,13 +110,14 @@ export function useRepaint() {
   return n;
 }
 
-/** The width of an element in CSS pixels, followed as it changes. */
+/** The width of an element in CSS pixels, followed as it changes; before printing it is measured at once. */
 export function useWidth(ref, usual = 600) {
+  useRepaint();
   const [width, set] = useState(usual);
   useEffect(() => {
     const watch = new ResizeObserver(([entry]) => set(Math.floor(entry.contentRect.width)));
     watch.observe(ref.current);
     return () => watch.disconnect();
   }, []);
-  return width;
+  return printing && ref.current ? ref.current.clientWidth : width;
 }

@@ -16,7 +16,7 @@ function Page({ view, set, model, a, pos }) {
   const shared = { view: { ...view, open }, set: fold, model, a, pos, goTo: () => {} };
   return html`<div class="read">
     <p class="lead">How the token after <${Token} text=${a.tokens[pos].text} special=${a.tokens[pos].special} /> at position ${pos} is predicted. ${model.kind === "recurrent" ? "This predictor reads one token after the other, and keeps what it has read in one vector." : model.n_ctx ? html`This predictor reads the last ${model.n_ctx > 1 ? `${model.n_ctx} tokens` : "token"} and nothing before:
-      ${a.tokens.slice(first, pos + 1).map((token) => html`<${Token} text=${token.text} special=${token.special} />`)}` : "This predictor reads no context at all."} Click another token above to follow it.</p>
+      ${a.tokens.slice(first, pos + 1).map((token) => html`<${Token} text=${token.text} special=${token.special} />`)}` : "This predictor reads no context at all."}<span class="screen"> Click another token above to follow it.</span></p>
     <${FromText} a=${a} pos=${pos} />
     <${Waiting} of=${column} what="listing the steps" />
     ${(column.value?.parts ?? []).map((part) => html`<${Part} key=${part.name} part=${part} definitions=${column.value.definitions} code=${`from pellucid.look.predictor_steps import step_numbers\n\nnumbers = step_numbers(trace, "${part.name}", ${pos})`} ...${shared} />`)}

@@ -1,12 +1,12 @@
 // The page Read: the computation as one column of steps, from the text to the next token.
 
-import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./preact.js";
 import { getJson, getNpz, route, useJson, useLoad } from "./api.js";
 import { marked, rampAt, readRamps } from "./common.js";
 import { Bars, largest } from "./charts.js";
 import { Matrix } from "./matrix.js";
 import { addDefaults, current } from "./state.js";
-import { CopyButton, Num, Panel, Slider, Term, Toggle, Token, Waiting, percent, three, useRepaint } from "./parts.js";
+import { CopyButton, Num, Panel, Slider, Term, Toggle, Token, Waiting, percent, alike, three, useRepaint } from "./parts.js";
 import { FromText, NgramBars, NgramToggle, Progress, TopBars, useNgrams } from "./text_parts.js";
 import { Tour } from "./tour.js";
 
@@ -22,7 +22,7 @@ export function Equation({ math, onSymbol }) {
     ref.current.replaceChildren(document.adoptNode(parsed));
   }, [math]);
   const tensor = (event) => event.target.closest?.("[data-tensor]")?.dataset.tensor;
-  return html`<div class="equation" ref=${ref} onPointerOver=${(event) => light(tensor(event))} onPointerLeave=${() => light(null)} onClick=${(event) => tensor(event) && onSymbol?.(tensor(event))}></div>`;
+  return html`<div class="equation scrolls" tabindex="0" ref=${ref} onPointerOver=${(event) => light(tensor(event))} onPointerLeave=${() => light(null)} onClick=${(event) => tensor(event) && onSymbol?.(tensor(event))}></div>`;
 }
 
 /** Mark the symbols and the step of one tensor, and no other. */
@@ -37,7 +37,7 @@ export function Strip({ name, tensor, ramp = "signed", high = null, head, onSele
   const canvas = useRef(), [at, setAt] = useState(null), repaint = useRepaint();
   const columns = tensor.shape[tensor.shape.length - 1], rows = tensor.shape.length > 1 ? tensor.shape[0] : 1;
   const most = high ?? largest(Array.from(tensor.data, (x) => (Number.isFinite(x) ? x : 0)));
-  useEffect(() => {
+  useLayoutEffect(() => {
     readRamps();
     const pen = canvas.current.getContext("2d"), image = pen.createImageData(columns, rows);
     for (let k = 0; k < rows * columns; k++) {
@@ -64,10 +64,10 @@ export function Strip({ name, tensor, ramp = "signed", high = null, head, onSele
 
 /** The first few numbers of the selected head, written out. */
 function Some({ name, tensor, head, columns, rows, rowName }) {
-  const row = rows > 1 ? Math.min(head, rows - 1) : 0, count = Math.min(4, columns);
+  const row = rows > 1 ? Math.min(head, rows - 1) : 0, count = Math.min(4, columns), said = alike(Array.from(tensor.data.subarray(row * columns, row * columns + count)));
   return html`${rows > 1 ? `${rowName} ${row}: ` : ""}${Array.from({ length: count }, (_, k) => {
     const x = tensor.data[row * columns + k];
-    return html`${Number.isFinite(x) ? html`<${Num} name=${rows > 1 ? `${name}[${row}][${k}]` : `${name}[${k}]`} value=${x} />` : "may not read"}${k + 1 < count ? ", " : ""}`;
+    return html`${Number.isFinite(x) ? html`<${Num} name=${rows > 1 ? `${name}[${row}][${k}]` : `${name}[${k}]`} value=${x} said=${said} />` : "may not read"}${k + 1 < count ? ", " : ""}`;
   })}${columns > count ? ` \u2026 (${columns}${rows > 1 ? ` for each of ${rows} ${rowName}s` : ""})` : ""}`;
 }
 
@@ -97,7 +97,7 @@ function Page({ view, set, model, a, pos }) {
   const all = parts.every((part) => view.open.includes(part.name));
   return html`<div class="read">
     <div class="row lead">
-      <p>How <${Token} text=${a.tokens[pos].text} special=${a.tokens[pos].special} /> at position ${pos} ${model.masked ? "is read in its context" : "becomes a prediction of the next token"}. Click another token above to follow it. Every number is this model's own; a coloured strip is a whole vector: <${Term} t="strip">orange is negative, blue is positive<//>.</p>
+      <p>How <${Token} text=${a.tokens[pos].text} special=${a.tokens[pos].special} /> at position ${pos} ${model.masked ? "is read in its context" : "becomes a prediction of the next token"}.<span class="screen"> Click another token above to follow it.</span> Every number is this model's own; a coloured strip is a whole vector: <${Term} t="strip">orange is negative, blue is positive<//>.</p>
       <span class="row"><button type="button" class="act small" onClick=${() => set({ open: all ? ["embed", "output"] : parts.map((part) => part.name) })}>${all ? "Fold the blocks" : "Unfold all blocks"}</button>
       <button type="button" class="act small" onClick=${() => set({ tour: 1 })}>Take the tour</button></span>
     </div>
@@ -172,12 +172,13 @@ function Product({ name, view, set, a, pos, heads, keys }) {
   if (product.error) return html`<p class="quiet">${product.error.message}</p>`;
   if (!value) return html`<${Waiting} of=${product} />`;
   const n = value.products.length, upTo = Math.min(term ?? n, n), sum = upTo === n ? value.sum : value.products.slice(0, upTo).reduce((s, x) => s + x, 0);
+  const row = (values) => { const number = alike(values); return values.map((x, k) => html`<td class=${k < upTo ? "" : "later"}>${number(x)}</td>`); };
   return html`<details class="product" data-product=${`${head}/${key}`}><summary>One score, term by term: head ${head}, from <${Token} text=${read[query].text} /> to <${Token} text=${read[Math.min(key, read.length - 1)].text} /></summary>
     <p class="quiet">Click the strip above to choose a head and a position.</p>
     <${Slider} label="products added" value=${upTo} min=${0} max=${n} step=${1} said=${`${upTo} of ${n}`} onInput=${setTerm} />
-    <div class="terms" tabindex="0"><table><thead><tr><th>${value.names[0]}</th>${value.left.map((x, k) => html`<td class=${k < upTo ? "" : "later"}>${three(x)}</td>`)}</tr>
-      <tr><th>${value.names[1]}</th>${value.right.map((x, k) => html`<td class=${k < upTo ? "" : "later"}>${three(x)}</td>`)}</tr>
-      <tr><th>product</th>${value.products.map((x, k) => html`<td class=${k < upTo ? "" : "later"}>${three(x)}</td>`)}</tr></thead></table></div>
+    <div class="terms scrolls" tabindex="0"><table><thead><tr><th>${value.names[0]}</th>${row(value.left)}</tr>
+      <tr><th>${value.names[1]}</th>${row(value.right)}</tr>
+      <tr><th>product</th>${row(value.products)}</tr></thead></table></div>
     <p>${upTo < n ? html`so far <${Num} name="product.so-far" value=${sum} />` : html`sum <${Num} name=${`${name}.sum`} value=${value.sum} />, times <${Num} name=${`${name}.factor`} value=${value.factor} />
       ${value.masked ? ", but this position may not be read: the score is minus infinity" : html`${Math.abs(value.added) > 1e-5 ? html`, and ${three(value.added)} for the distance or the cap` : ""} = score <${Num} name=${`${name}[${head}][${key}]`} value=${value.value} />`}`}</p>
   </details>`;

@@ -4,7 +4,7 @@ import { html, render, useEffect, useMemo, useRef, useState } from "./preact.js"
 import { readRamps, themeButton } from "./common.js";
 import { getTrace, key, useJson, useLoad } from "./api.js";
 import { address, current, set, useView } from "./state.js";
-import { CopyButton, Failed, Panel, Token, Waiting, explainTerms, placesOf } from "./parts.js";
+import { CopyButton, Failed, Panel, Token, Waiting, explainTerms, loading, placesOf } from "./parts.js";
 
 /** Each page's script is loaded when the page is opened. */
 const PAGES = [
@@ -27,6 +27,7 @@ function App() {
   const model = useJson("api/model", { checkpoint: view.checkpoint || null });
   if (model.error?.status === 401) return html`<${KeyForm} />`;
   if (!model.value) return html`<main><${Waiting} of=${model} what="opening the model" /></main>`;
+  loading.code = model.value.loading;
   return html`<${Inspector} view=${view} model=${model.value} />`;
 }
 
@@ -91,7 +92,7 @@ function Prompts({ view, model, textA, a, b, pos }) {
     <div class="row">
       ${second
         ? html`<button type="button" class="act small" onClick=${() => { setSecond(false); set({ b: "", source_b: "" }); }}>Remove prompt B</button>`
-        : html`<button type="button" class="act small" onClick=${() => setSecond(true)}>Compare with a second prompt</button>`}
+        : html`<button type="button" class="act small" onClick=${() => { setSecond(true); if (textA === model.example) set({ b: model.example_b }); }}>Compare with a second prompt</button>`}
       ${model.begins_with ? html`<span class="quiet">Every prompt begins with <${Token} text=${model.begins_with} special=${true} /></span>` : html`<label class="toggle"><input type="checkbox" checked=${view.bos} onChange=${(event) => set({ bos: event.target.checked })} /> separator first</label>`}
       <${Edits} view=${view} a=${a.value} />
     </div>
@@ -107,7 +108,7 @@ function Prompt({ id, label, text, onText, tokens, pos, onPos, trace }) {
   const send = (event) => { event?.preventDefault(); if (typed !== text) onText(typed); };
   return html`<form class="prompt" onSubmit=${send}>
     <label for=${id}>${label}</label>
-    <textarea id=${id} ref=${field} rows="1" dir="auto" spellcheck="false" value=${typed} onInput=${(event) => type(event.target.value)} onBlur=${send}
+    <textarea id=${id} ref=${field} rows=${Math.min(4, typed.split("\n").length)} dir="auto" spellcheck="false" value=${typed} onInput=${(event) => type(event.target.value)} onBlur=${send}
       onKeyDown=${(event) => { if (event.key === "Enter" && !event.shiftKey) send(event); }}></textarea>
     <button class="act" type="submit">Read</button>
     ${tokens ? html`<div class="chips" role="group" aria-label=${`Tokens of ${label}`}>${chips.map((one, k) => (k === pos ? chip(tokens[k], k, true) : one))}</div>` : null}

@@ -1,9 +1,9 @@
 // The page Stream: what the stream would predict at every point, tokens followed through it, who wrote a logit, lengths.
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
-import { colourOf, marked } from "./common.js";
+import { colourOf, marked, printing } from "./common.js";
 import { getJson, parseNpy, route, useJson, useLines, useLoad } from "./api.js";
-import { Choice, CopyButton, Num, Term, Toggle, Token, Waiting, percent, three, useWidth } from "./parts.js";
+import { Choice, CopyButton, Num, Term, Toggle, Token, Waiting, percent, three, useRepaint, useWidth } from "./parts.js";
 import { Bars, Lines, Scale, Waterfall, largest } from "./charts.js";
 import { Canvas, Facts, HINT, Loaded, Matrix, Quiet, TokenField, fitted, partName } from "./matrix.js";
 import { addDefaults } from "./state.js";
@@ -12,7 +12,8 @@ addDefaults({ stat: "probability", mid: false, point: -1, pins: [], split: [], t
 
 export const page = { name: "stream", title: "Stream", needs: "trace", Page };
 
-const STATS = { probability: "probability", rank: "rank of the next token", kl: "bits to the end", entropy: "entropy", surprisal: "surprisal" };
+const BITS = { kl: "bits", entropy: "bits", surprisal: "bits" };
+const STATS = { probability: "probability", rank: "rank of the next token", kl: "KL to the end", entropy: "entropy", surprisal: "surprisal" };
 
 /** A panel with its arrays, which come as .npy bytes in base64. */
 const withArrays = (panel) => ({ ...panel, ...Object.fromEntries(Object.entries(panel.arrays).map(([name, text]) => [name, parseNpy(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer)])) });
@@ -43,21 +44,27 @@ function Lens({ view, set, model, a, pos }) {
   <//>`;
 }
 
-/** One number of every cell, where it stands on the ramp, and the ends of the ramp's key. */
+/** A rank with all of its digits. */
+const counted = (x) => (Number.isFinite(x) ? x.toLocaleString("en") : "\u2013");
+
+/** One number of every cell, where it stands on the ramp, and the ends of the ramp's key. Ranks count from 1 here, from 0 in Python. */
 function ramped(lens, stat, vocabulary) {
   const [, points, n] = lens.stats.shape, of = Object.keys(STATS).indexOf(stat), data = lens.stats.data.subarray(of * points * n, (of + 1) * points * n);
-  if (stat === "rank") return { data, level: (x) => 1 - Math.log(1 + x) / Math.log(vocabulary), low: `rank ${vocabulary - 1}`, high: "0" };
+  if (stat === "rank") return { data: data.map((x) => x + 1), level: (x) => 1 - Math.log(x) / Math.log(vocabulary), low: `rank ${vocabulary.toLocaleString("en")}`, high: "1" };
   const most = stat === "probability" ? 1 : stat === "entropy" ? Math.log2(vocabulary) : largest(data.filter(Number.isFinite), 0.01);
   return { data, level: (x) => x / most, low: "0", high: stat === "probability" ? "1" : `${three(most)} bits` };
 }
 
 const CELL = 24;
+/** On paper, which does not scroll, the grid is in strips below each other of this width in pixels. */
+const PAPER = 640, MOST_STRIPS = 12;
 
 /** The grid on a canvas as wide as its frame, which draws only the columns in sight; the last point is on top. */
 function Grid({ lens, ramp, stat, at, onSelect }) {
   const frame = useRef(), [left, setLeft] = useState(0), wide = useWidth(frame, 900), [points, n, k] = lens.ids.shape, small = wide < 500;
-  const gutter = 78, cell = Math.max(small ? 56 : 74, Math.min(150, Math.floor((wide - gutter) / n))), y = (p) => CELL * (points - p);
-  const draw = (pen, ink, over) => {
+  const gutter = 78, cell = Math.max(small ? 56 : 74, Math.min(150, Math.floor(((printing ? PAPER : wide) - gutter) / n))), y = (p) => CELL * (points - p);
+  useRepaint();
+  const part = (left, wide) => (pen, ink, over) => {
     const first = Math.max(0, Math.floor(left / cell)), last = Math.min(n - 1, Math.ceil((left + wide) / cell));
     pen.font = `12px ${ink.mono}`; pen.textAlign = "center";
     for (let i = first; i <= last; i++) {
@@ -79,10 +86,12 @@ function Grid({ lens, ramp, stat, at, onSelect }) {
     if (x < view.scrollLeft || x + cell > view.scrollLeft + wide - gutter) view.scrollLeft = Math.max(0, x - (wide - gutter) / 2);
   }, [at[1], cell, wide]);
   const hit = (x, top) => { const i = Math.floor((x - gutter + left) / cell), p = points - Math.floor(top / CELL); return x > gutter && i >= 0 && i < n && p >= 0 && p < points ? [p, i] : null; };
-  return html`<figure class="drawn"><div ref=${frame} class="frame" tabindex="-1" onScroll=${(event) => setLeft(event.currentTarget.scrollLeft)}><div style=${{ width: `${Math.max(wide, gutter + n * cell)}px` }}>
-    <${Canvas} width=${wide} height=${y(-1) + 4} draw=${draw} hit=${hit} onPick=${onSelect} name="lens" label="The logit lens: positions in columns, points of the stream in rows" style=${{ position: "sticky", left: "0px", maxWidth: "none" }}
+  const columns = Math.max(1, Math.floor((PAPER - gutter) / cell)), strips = printing ? Math.min(MOST_STRIPS, Math.ceil(n / columns)) : 0;
+  const strip = (_, s) => { const width = gutter + Math.min(columns, n - s * columns) * cell; return html`<${Canvas} width=${width} height=${y(-1) + 4} draw=${part(s * columns * cell, width)} label=${`The logit lens from position ${s * columns}`} />`; };
+  return html`<figure class="drawn"><div class="strips">${Array.from({ length: strips }, strip)}</div><div ref=${frame} class="frame" tabindex="-1" onScroll=${(event) => setLeft(event.currentTarget.scrollLeft)}><div style=${{ width: `${Math.max(wide, gutter + n * cell)}px` }}>
+    <${Canvas} width=${wide} height=${y(-1) + 4} draw=${part(left, wide)} hit=${hit} onPick=${onSelect} name="lens" label="The logit lens: positions in columns, points of the stream in rows" style=${{ position: "sticky", left: "0px", maxWidth: "none" }}
       onArrow=${(dx, dy) => onSelect([Math.max(0, Math.min(points - 1, at[0] - dy)), Math.max(0, Math.min(n - 1, at[1] + dx))])} /></div></div>
-    <figcaption>${pointName(lens.points[at[0]])} at ${at[1]}: ${STATS[stat]} <b>${three(ramp.data[at[0] * n + at[1]])}</b></figcaption></figure>`;
+    <figcaption>${pointName(lens.points[at[0]])} at ${at[1]}: ${STATS[stat]} <b>${stat === "rank" ? counted(ramp.data[at[0] * n + at[1]]) : three(ramp.data[at[0] * n + at[1]])}</b> ${BITS[stat] ?? ""}</figcaption></figure>`;
 }
 
 /** The chosen cell: its likeliest tokens, its numbers, and the pinned tokens' way through the stream. */
@@ -94,12 +103,12 @@ function Cell({ view, set, a, lens, point, pos }) {
   const series = value?.tokens.map((token, j) => ({ name: marked(token.text), x: value.points.map((_, p) => p), y: value.points.map((_, p) => (trail === "rank" ? value.rank[p][j] + 1 : value.probability[p][j])) }));
   return html`<div class="beside even"><div><h3>${pointName(lens.points[point])}, after <${Token} text=${lens.tokens[pos]} /> at ${pos}</h3>
       <${Bars} label="The likeliest tokens there" most=${1} rows=${Array.from({ length: k }, (_, j) => { const id = lens.ids.data[start + j], p = lens.probabilities.data[start + j]; return { label: html`<${Token} text=${lens.words[id]} onClick=${() => pin(id)} title="Follow this token, or no longer" />`, selected: pins.includes(id), value: p, said: percent(p), name: `lens.${point}.${pos}.${id}` }; })} />
-      <${Facts} rows=${Object.keys(STATS).map((stat, s) => [STATS[stat], `lens.${stat}`, finite(lens.stats.data[(s * points + point) * n + pos])])}>${target === null ? null : html`<span>the text goes on with <${Token} text=${lens.words[target]} /></span>`}<//></div>
+      <${Facts} rows=${Object.keys(STATS).map((stat, s) => [STATS[stat], `lens.${stat}`, finite(lens.stats.data[(s * points + point) * n + pos] + (stat === "rank" ? 1 : 0)), BITS[stat], stat === "rank" ? counted : null])}>${target === null ? null : html`<span>the text goes on with <${Token} text=${lens.words[target]} /></span>`}<//></div>
     <div><div class="head"><h3>Tokens followed through the stream</h3><${Choice} label="What is followed" value=${trail} options=${{ rank: "rank", probability: "probability" }} onChange=${(to) => set({ trail: to })} /></div>
       <${Waiting} of=${followed} what="following tokens" />
       ${series ? html`<div class="row">${value.tokens.map((token) => html`<${Token} text=${token.text} selected=${true} onClick=${() => pin(token.id)} title="No longer follow this token" />`)}</div>
-        <${Lines} label="The followed tokens at every point" xName="point" yName=${trail === "rank" ? "rank + 1" : "probability"} series=${series} logY=${trail === "rank"} mark=${point} onSelect=${(p) => set({ point: p })} />
-        <p class="row figures">${value.tokens.map((token, j) => html`<span><${Token} text=${token.text} /> rank <${Num} name=${`follow.rank.${token.id}`} value=${value.rank[point]?.[j] ?? null} />, <${Num} name=${`follow.probability.${token.id}`} value=${value.probability[point]?.[j] ?? null} /></span>`)}<span class="quiet">Rank 0 is the likeliest.</span></p>` : null}</div></div>`;
+        <${Lines} label="The followed tokens at every point" xName="point" yName=${trail} series=${series} logY=${trail === "rank"} mark=${point} onSelect=${(p) => set({ point: p })} />
+        <p class="row figures">${value.tokens.map((token, j) => html`<span><${Token} text=${token.text} /> rank <${Num} name=${`follow.rank.${token.id}`} value=${value.rank[point] ? value.rank[point][j] + 1 : null} said=${counted} />, <${Num} name=${`follow.probability.${token.id}`} value=${value.probability[point]?.[j] ?? null} said=${percent} /></span>`)}<span class="quiet">Rank 1 is the likeliest (0 in Python).</span></p>` : null}</div></div>`;
 }
 
 // Who wrote a logit --------------------------------------------------------------------------
@@ -110,14 +119,14 @@ function Logit({ view, set, a, pos }) {
   const open = (depth, label) => html`<button type="button" class="link" aria-expanded=${view.split[depth] === label ? "true" : "false"} onClick=${() => set({ split: view.split[depth] === label ? view.split.slice(0, depth) : [...view.split.slice(0, depth), label] })}>${partName(label)}</button>`;
   return html`<${Loaded} id="logit" title="Who wrote this logit?" of=${sum} what="splitting the logit" before=${a.code} tools=${html`<${Choice} label="Order" value=${order} options=${{ computed: "as computed", size: "largest first" }} onChange=${setOrder} />`}
       head=${html`<${Quiet}><${Term} t="direct logit attribution" />: what each part wrote, seen by the readout.<//><div class="row fields"><${TokenField} id="target" label="token" value=${view.target} placeholder=${marked(first.text)} onChange=${(target) => set({ target, split: [] })} />
-      <${TokenField} id="against" label="less the logit of" value=${view.against} placeholder=${view.target ? "no other token" : second ? marked(second.text) : ""} onChange=${(against) => set({ against, split: [] })} /><span class="quiet">${HINT}</span></div>`}>
+      <${TokenField} id="against" label="less the logit of" value=${view.against} placeholder=${view.target ? "no other token" : second ? marked(second.text) : ""} onChange=${(against) => set({ against, split: [] })} /><span class="quiet screen">${HINT}</span></div>`}>
     ${(panel) => {
       const rows = panel.parts.map((row) => ({ label: row.split ? open(0, row.label) : partName(row.label), value: row.value, selected: view.split[0] === row.label, name: `logit.${row.label}` }));
       if (order === "size") rows.sort((p, q) => Math.abs(q.value) - Math.abs(p.value));
-      return html`<p class="row figures"><span>${panel.vs !== null ? html`The logit of <${Token} text=${panel.token} /> less that of <${Token} text=${panel.vs} />` : html`The logit of <${Token} text=${panel.token} />`} after <${Token} text=${panel.tokens[panel.position]} /> at ${panel.position} is <${Num} name="logit.value" value=${panel.logit} />${panel.after_cap === null ? "" : html`, <${Num} name="logit.after_cap" value=${panel.after_cap} /> after the cap`}.</span></p>
+      return html`<p class="row figures"><span>${panel.vs !== null ? html`The logit of <${Token} text=${panel.token} /> less that of <${Token} text=${panel.vs} />` : html`The logit of <${Token} text=${panel.token} />`} after <${Token} text=${panel.tokens[panel.position]} /> at ${panel.position} is <${Num} name="logit.value" value=${panel.logit} unit="logits" />${panel.after_cap === null ? "" : html`, <${Num} name="logit.after_cap" value=${panel.after_cap} /> after the cap`}.</span></p>
         ${panel.note ? html`<${Quiet}>Exact, and to be read with this: ${panel.note}.<//>` : null}
         <div class="beside even"><${Waterfall} label="logit" total=${panel.total} rows=${rows} />
-          <div>${view.split.length ? view.split.map((label, depth) => html`<${Split} key=${label} ...${{ a, asked, label, view, depth, open }} />`) : html`<${Quiet}>Choose an attention or an MLP to see which of its heads or neurons wrote, and a head to see from which token it read.<//>`}</div></div>`;
+          <div>${view.split.length ? view.split.map((label, depth) => html`<${Split} key=${label} ...${{ a, asked, label, view, depth, open }} />`) : html`<p class="quiet screen">Choose an attention or an MLP to see which of its heads or neurons wrote, and a head to see from which token it read.</p>`}</div></div>`;
     }}
   <//>`;
 }
@@ -144,7 +153,7 @@ function Norms({ a, pos, set }) {
       const series = [line("stream", points, value.stream), line("attention", of("attn_out"), value.lengths), line("cross-attention", of("cross_out"), value.lengths), line("MLP", of("mlp_out"), value.lengths)].filter((one) => one.x.length);
       return html`<${Quiet}>The length of the stream after each part, and of what each attention and MLP adds to it, at <${Token} text=${value.tokens[pos]} /> (${pos}).<//>
         <${Lines} label="Lengths by depth" xName="layer" yName="length" series=${series} />
-        <${Facts} rows=${[...writes.slice(0, 4).map(([name, j]) => [partName(name), `norm.${name}`, at(value.lengths, j)]), ["the stream at the end", "norm.end", points.length ? at(value.stream, points.length - 1) : null]]} />
+        <${Facts} one=${true} rows=${[...writes.slice(0, 4).map(([name, j]) => [partName(name), `norm.${name}`, at(value.lengths, j)]), ["the stream at the end", "norm.end", points.length ? at(value.stream, points.length - 1) : null]]} />
         ${points.length ? html`<h3>The stream at every position</h3><${Matrix} name="norms" label="Length of the stream: points in rows, positions in columns" values=${value.stream.data} rows=${points.length} columns=${n} high=${largest(value.stream.data)} rowNames=${value.points.map(pointName)} columnNames=${value.tokens.map(marked)} most=${1100} biggest=${40} onSelect=${(_, i) => set({ pos: i })} describe=${(r, k, x) => `${pointName(value.points[r])} at ${k}: ${three(x)}`} />` : null}`;
     }}
   <//>`;

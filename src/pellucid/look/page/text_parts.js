@@ -29,10 +29,10 @@ export function Merges({ value, pos }) {
   const word = wordAt(value, pos);
   if (value.reason) return html`<p class="quiet">No merges: ${value.reason}.</p>`;
   return word && html`<h3>How this word was put together, <${Term} t="merge" /> by merge</h3>
-    ${word.trees ? html`<div class="trees">${word.trees.map((tree) => html`<${Tree} tree=${tree} />`)}</div><p class="quiet">At the bottom the bytes; each box above joins the two below it. The number says how early the tokenizer learned this merge: 0 was the most frequent pair.</p>` : html`<p class="quiet">This word is too long to draw.</p>`}`;
+    ${word.trees ? html`<div class="trees">${word.trees.map((tree) => html`<${Tree} tree=${tree} />`)}</div><p class="quiet">At the bottom the bytes; each box above joins the two below it. The number says how early the tokenizer learned this merge: 1 was the most frequent pair.</p>` : html`<p class="quiet">This word is too long to draw.</p>`}`;
 }
 
-const Tree = ({ tree }) => html`<div class="tree"><span class=${tree.parts.length ? "node" : "node leaf"} title=${tree.bytes}><${Token} text=${readable(tree.bytes)} />${tree.rank === null ? "" : html`<small>${tree.rank}</small>`}</span>
+const Tree = ({ tree }) => html`<div class="tree"><span class=${tree.parts.length ? "node" : "node leaf"} title=${tree.bytes}><${Token} text=${readable(tree.bytes)} />${tree.rank === null ? "" : html`<small>${tree.rank + 1}</small>`}</span>
   ${tree.parts.length ? html`<div class="branches">${tree.parts.map((part) => html`<${Tree} tree=${part} />`)}</div>` : null}</div>`;
 
 /** The head of the column Read: from the text over bytes and merges to the id of the selected token. */

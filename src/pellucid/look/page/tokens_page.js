@@ -5,7 +5,7 @@ import { route, useLines } from "./api.js";
 import { Scale } from "./charts.js";
 import { colourOf, marked } from "./common.js";
 import { addDefaults } from "./state.js";
-import { CopyButton, Num, Panel, Term, Token, Waiting, percent, three, useRepaint } from "./parts.js";
+import { CopyButton, Num, Panel, Term, Token, Waiting, percent, alike, three, useRepaint } from "./parts.js";
 import { Merges, NgramBars, NgramToggle, Progress, TopBars, foldLines, hexPairs, readable, useNgrams, usePieces } from "./text_parts.js";
 
 addDefaults({ written: -1 });
@@ -56,20 +56,22 @@ function Expected({ view, set, a, b, pos, ngrams, progress }) {
   const orders = ngrams?.bits ? Object.keys(ngrams.bits) : [];
   const first = Math.max(0, Math.min(pos - MOST_ROWS / 2, a.n - MOST_ROWS)), rows = Array.from({ length: Math.min(a.n, MOST_ROWS) }, (_, k) => first + k);
   const code = [a.code, ngrams?.code, "own_bits = trace.surprisal()[0]  # of each token after the first"].filter(Boolean).join("\n");
+  // the bits of the model and of n-grams are compared with each other, entropies among themselves
+  const bitsOf = alike(rows.flatMap((k) => [a.surprisal[k], ...orders.map((name) => ngrams.bits[name][k])])), entropyOf = alike(rows.map((k) => (k ? a.entropy[k - 1] : null)));
   const mean = (list) => { const known = list.filter((x) => x !== null); return known.length ? known.reduce((s, x) => s + x, 0) / known.length : null; };
   return html`<${Panel} title="How expected was each token?" id="surprisal" code=${code} not="what in the context made a token expected: Stream and Attention show that.">
     <p>The <${Term} t="surprisal" /> of each token, given the ones before it: on average <${Num} name="mean_surprisal" value=${a.mean_surprisal} /> bits. ${orders.length ? orders.map((name) => html`<${Term} t=${name} /> ${three(mean(ngrams.bits[name]))} bits. `) : ""}
       ${b?.mean_surprisal != null ? html`Prompt B: <${Num} name="b.mean_surprisal" value=${b.mean_surprisal} /> bits.` : ""}</p>
     <div class="row"><${NgramToggle} view=${view} set=${set} /><${Scale} low="0 bits" high=${`${MOST_BITS} bits`} /></div>
     <${Progress} of=${progress} />
-    <div class="wide"><table class="expected"><thead><tr><th>position</th><th>token</th><th class="bitbar">bits</th><th></th><th><${Term} t="rank" /></th><th><${Term} t="entropy" /></th>${orders.map((name, j) => html`<th style=${{ color: `var(--line-${j + 2})` }}><${Term} t=${name} /></th>`)}</tr></thead>
+    <div class="wide"><table class="expected"><thead><tr><th>position</th><th>token</th><th class="bitbar">bits</th><th></th><th><${Term} t="rank" /></th><th><${Term} t="entropy" />, bits</th>${orders.map((name, j) => html`<th style=${{ color: `var(--line-${j + 2})` }}><${Term} t=${name} />, bits</th>`)}</tr></thead>
       <tbody>${rows.map((k) => { const bits = a.surprisal[k], entropy = k ? a.entropy[k - 1] : null; return html`<tr class=${k === pos ? "here" : ""} title=${k ? `expected: ${a.top[k - 1].slice(0, 5).map((one) => `${marked(one.text)} ${percent(one.p)}`).join(", ")}` : null} onClick=${() => set({ pos: k })}>
         <td class="number quiet">${k}</td><td><${Token} text=${a.tokens[k].text} special=${a.tokens[k].special} style=${bits === null ? null : { background: colourOf(bits / MOST_BITS).fill, color: colourOf(bits / MOST_BITS).ink }} /></td>
         <td class="bitbar">${bits === null ? html`<span class="quiet">${k ? "part of the prefix" : "nothing came before it"}</span>` : html`<div class="track"><div class="fill" style=${{ left: 0, width: `${Math.min(100, (100 * bits) / MOST_BITS)}%`, background: "var(--positive)" }}></div>
           ${orders.map((name, j) => ngrams.bits[name][k] === null ? null : html`<i class="tickmark" title=${`${name}: ${three(ngrams.bits[name][k])} bits`} style=${{ left: `${Math.min(100, (100 * ngrams.bits[name][k]) / MOST_BITS)}%`, background: `var(--line-${j + 2})` }}></i>`)}</div>`}</td>
-        <td class="number">${bits === null ? "" : html`<${Num} name=${`surprisal.${k}`} value=${bits} />`}</td>
-        <td class="number">${bits === null ? "" : html`<${Num} name=${`rank.${k}`} value=${a.rank[k]} digits=${6} />`}</td><td class="number">${entropy === null ? "" : html`<${Num} name=${`entropy.${k}`} value=${entropy} />`}</td>
-        ${orders.map((name) => html`<td class="number">${ngrams.bits[name][k] === null ? "" : html`<${Num} name=${`${name}.${k}`} value=${ngrams.bits[name][k]} />`}</td>`)}</tr>`; })}</tbody></table></div>
+        <td class="number">${bits === null ? "" : html`<${Num} name=${`surprisal.${k}`} value=${bits} said=${bitsOf} />`}</td>
+        <td class="number">${bits === null ? "" : html`<${Num} name=${`rank.${k}`} value=${a.rank[k] + 1} digits=${9} />`}</td><td class="number">${entropy === null ? "" : html`<${Num} name=${`entropy.${k}`} value=${entropy} said=${entropyOf} />`}</td>
+        ${orders.map((name) => html`<td class="number">${ngrams.bits[name][k] === null ? "" : html`<${Num} name=${`${name}.${k}`} value=${ngrams.bits[name][k]} said=${bitsOf} />`}</td>`)}</tr>`; })}</tbody></table></div>
     ${rows.length < a.n ? html`<p class="quiet">Positions ${first} to ${first + rows.length - 1} of ${a.n}: select another token to move.</p>` : null}
   <//>`;
 }

@@ -8,11 +8,12 @@ export const key = {
   forget: () => sessionStorage.removeItem(STORED),
 };
 
-/** An answer that is none: its status, and the server's sentence as the message. */
+/** An answer that is none: its status, the server's sentence as the message, and the field of the request it is about. */
 export class ServerError extends Error {
-  constructor(status, message) {
+  constructor(status, message, field = null) {
     super(message);
     this.status = status;
+    this.field = field;
   }
 }
 
@@ -23,11 +24,11 @@ export async function ask(path, body = null, signal = null) {
   const method = body === null ? "GET" : "POST";
   const response = await fetch(path, { method, headers, signal, body: body === null ? undefined : JSON.stringify(body) });
   if (response.ok) return response;
-  let message = `the server answered with status ${response.status}`;
+  let error = { message: `the server answered with status ${response.status}` };
   try {
-    message = (await response.json()).error.message;
+    error = (await response.json()).error ?? error;
   } catch { /* the answer of something between this page and the server */ }
-  throw new ServerError(response.status, message);
+  throw new ServerError(response.status, error.message, error.param);
 }
 
 /** The events of a streamed answer as objects. Raises ServerError for an error event, and for a stream that breaks off. */
@@ -43,7 +44,7 @@ export async function* events(response) {
       if (!line.startsWith("data: ")) continue;
       if (line === "data: [DONE]") return;
       const event = JSON.parse(line.slice(6));
-      if (event.error) throw new ServerError(event.status ?? 500, event.error.message);
+      if (event.error) throw new ServerError(event.status ?? 500, event.error.message, event.error.param);
       yield event;
     }
   }

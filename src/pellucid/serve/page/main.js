@@ -30,10 +30,14 @@ function say(text) {
 function fail(error) {
   if (error.status === 401) return askForKey("The key is wrong, or the server has another one now.");
   $("status").textContent = "";
-  $("error").textContent = error instanceof ServerError ? sentence(error.message) : `The server cannot be reached: ${error.message}`;
+  $("error").textContent = error instanceof ServerError ? sentence(error) : `The server cannot be reached: ${error.message}`;
 }
 
-const sentence = (text) => text[0].toUpperCase() + text.slice(1) + (/[.?!]$/.test(text) ? "" : ".");
+/** The server's sentence with a capital letter and a full stop; a field's name stays as it is written. */
+function sentence({ message, field }) {
+  const isField = (field && message.startsWith(field)) || !/^[a-z]+[ ,]/.test(message);
+  return (isField ? message : message[0].toUpperCase() + message.slice(1)) + (/[.?!]$/.test(message) ? "" : ".");
+}
 
 // The key and the models ---------------------------------------------------------------------
 
@@ -91,7 +95,9 @@ function dress() {
   document.documentElement.dataset.mode = mode();
   $("asked").textContent = readsSource() ? "Text for the model to read" : "Text to write on from";
   $("echo").parentElement.hidden = readsSource();
-  $("send").textContent = mode() === "chat" ? "Send" : "Write";
+  const chat = mode() === "chat";
+  $("send").textContent = chat ? "Send" : "Write";
+  $("composer")[chat ? "before" : "after"]($("legend"), $("results"));
 }
 
 // What is asked ------------------------------------------------------------------------------
@@ -115,7 +121,7 @@ function chatBody(messages, begun = null) {
   const system = $("system").value ? [{ role: "system", content: $("system").value }] : [];
   const all = [...system, ...messages, ...(begun === null ? [] : [{ role: "assistant", content: begun }])];
   const goOn = begun === null ? {} : { add_generation_prompt: false, continue_final_message: true };
-  return { model: model().id, messages: all, max_completion_tokens: Number($("max-tokens").value), ...options(), logprobs: true, top_logprobs: 8, ...goOn };
+  return { model: model().id, messages: all, max_completion_tokens: Number($("max-tokens").value), ...options(), logprobs: true, top_logprobs: 8, truncation: "auto", ...goOn };
 }
 
 // What comes back ----------------------------------------------------------------------------
@@ -129,7 +135,9 @@ async function stream(path, body, hear) {
   say(`Writing, seed ${body.seed}.`);
   let usage = null, ended = false, turn = performance.now();
   try {
-    for await (const event of events(await ask(path, { ...body, stream: true, stream_options: { include_usage: true } }, mine.signal))) {
+    const response = await ask(path, { ...body, stream: true, stream_options: { include_usage: true } }, mine.signal);
+    const leftOut = response.headers.get("Pellucid-Messages-Left-Out");
+    for await (const event of events(response)) {
       usage = event.usage ?? usage;
       event.choices.forEach(hear);
       // tokens may come faster than they are drawn; the button that stops them must be heard between them
@@ -140,7 +148,8 @@ async function stream(path, body, hear) {
       if (mine.signal.aborted) throw new DOMException("stopped", "AbortError");
     }
     ended = true;
-    say(`${usage.completion_tokens} tokens written, ${usage.prompt_tokens} read, seed ${body.seed}.`);
+    const note = leftOut ? ` The context is full: messages left out at the beginning: ${leftOut}.` : "";
+    say(`${usage.completion_tokens} tokens written, ${usage.prompt_tokens} read, seed ${body.seed}.${note}`);
   } catch (error) {
     if (error.name === "AbortError") {
       if (running === mine) say(`Stopped, seed ${body.seed}.`);
@@ -170,12 +179,24 @@ function answers(n, makeText, action, act) {
     facts.textContent = `${text.scored} tokens${each}${reason ? `, ${REASONS[reason] ?? reason}` : ""}`;
     button.hidden = !text.text;
   };
-  return { list, finish, element: make("div", { class: "samples" }, ...list.map(({ box }) => box)) };
+  const element = make("div", { class: "samples" }, ...list.map(({ box }) => box)), before = $("results").firstChild, shown = shownBody;
+  /** No box stays empty after a failure: where none was filled, what was shown before is shown again. */
+  const close = (ended, given = false) => {
+    const empty = list.filter((one, i) => !ended.has(i) && !one.text.pieces.length);
+    for (const { box } of empty) box.remove();
+    if (empty.length < n || given || !element.isConnected) return;
+    $("results").replaceChildren(...(before ? [before] : []));
+    $("legend").hidden = !before;
+    shownBody = shown;
+    redraw();
+  };
+  return { list, finish, close, element };
 }
 
 /** Bring answers into sight where they are written below the window. */
 function reveal(answers, top) {
-  if (answers.getBoundingClientRect().top > innerHeight - 120) top.scrollIntoView();
+  const covered = mode() === "chat" ? $("composer").offsetHeight : 0;
+  if (answers.getBoundingClientRect().top > innerHeight - covered - 120) top.scrollIntoView();
 }
 
 /** Write on from a text; where an encoder reads it, what is written begins with `begun`. */
@@ -185,7 +206,7 @@ async function write(prompt, begun = "") {
   const given = new WrittenText({ branch: go, label: "The given text", popover });
   const givenBox = make("section", { class: "given", "aria-label": "The given text", hidden: true }, make("div", { class: "head" }, make("h2", {}, "Given")), given.element);
   const makeText = (i) => new WrittenText({ before, branch: go, label: `Continuation ${i + 1}`, popover });
-  const { list, finish, element } = answers(body.n, makeText, "Write on from here", (text) => go(before + text.text));
+  const { list, finish, close, element } = answers(body.n, makeText, "Write on from here", (text) => go(before + text.text));
   if (begun) for (const { text } of list) text.element.before(make("p", { class: "begun", dir: "auto" }, begun));
   $("legend").hidden = false;
   $("results").replaceChildren(make("div", {}, givenBox, element));
@@ -204,6 +225,7 @@ async function write(prompt, begun = "") {
     if (reason) finish(list[index], reason), ended.add(index);
   });
   list.forEach((one, i) => ended.has(i) || finish(one, null));
+  close(ended, !givenBox.hidden);
 }
 
 /** Write on from another text, with a way back to this one; where an encoder reads what is given, it stays. */
@@ -231,6 +253,7 @@ function back() {
   $("back").hidden = !earlier.length;
   say(`Back, seed ${body.seed}.`);
   redraw();
+  keepFocus();
 }
 
 /** Nothing is shown, and there is no way back. */
@@ -260,7 +283,7 @@ async function converse(messages, begun = null) {
   };
   const asked = messages.map(({ role, content }) => make("section", { class: "turn", "aria-label": role, dir: "auto" }, make("h3", {}, role), content));
   const makeText = (i) => new WrittenText({ before: begun ?? "", branch: again, label: `Answer ${i + 1}`, popover });
-  const { list, finish, element } = answers(body.n, makeText, "Go on from this answer", (text) => {
+  const { list, finish, close: closeEmpty, element } = answers(body.n, makeText, "Go on from this answer", (text) => {
     take(text.text);
     for (const one of list) one.button.setAttribute("aria-pressed", String(one.text === text));
     $("message").focus();
@@ -281,14 +304,22 @@ async function converse(messages, begun = null) {
   list.forEach((one, i) => ended.has(i) || close(one, null));
   if (!element.isConnected) return true; // another conversation, or another answer, is shown by now
   const answered = ended.has(0) || list[0].text.text !== "";
+  closeEmpty(ended);
   if (answered) take(list[0].text.text);
+  keepFocus();
   return answered;
+}
+
+/** What had the focus is gone: the composer has it. */
+function keepFocus() {
+  if (document.activeElement === document.body) $(mode() === "chat" ? "message" : "prompt").focus({ preventScroll: true });
 }
 
 async function send() {
   const content = $("message").value;
-  if (!content) return;
+  if (!content || running) return; // an answer that is being written is stopped by its button
   $("message").value = "";
+  $("message").focus();
   earlier = [];
   $("back").hidden = true;
   if (!(await converse([...conversation, { role: "user", content }]))) $("message").value ||= content;
@@ -337,12 +368,12 @@ $("ask").addEventListener("submit", (event) => {
   $("back").hidden = true;
   write($("prompt").value);
 });
-for (const id of ["prompt", "message"]) {
+// a text has lines of its own; a message is sent by Enter, and Shift-Enter breaks its line
+for (const [id, sends] of [["prompt", (event) => event.ctrlKey || event.metaKey], ["message", (event) => !event.shiftKey && !event.isComposing]]) {
   $(id).addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-      event.preventDefault();
-      $("ask").requestSubmit();
-    }
+    if (event.key !== "Enter" || !sends(event)) return;
+    event.preventDefault();
+    $("ask").requestSubmit();
   });
 }
 $("key-form").addEventListener("submit", (event) => {
@@ -373,7 +404,7 @@ for (const radio of document.querySelectorAll("input[name=mode]")) {
   });
 }
 copies($("curl"), "curl", (chat, body, keyed) => asCurl(base, chat ? "v1/chat/completions" : "v1/completions", body, keyed));
-copies($("python"), "Python", (chat, body, keyed) => asPython(base, chat, body, keyed, ["source", "add_generation_prompt", "continue_final_message"]));
+copies($("python"), "Python", (chat, body, keyed) => asPython(base, chat, body, keyed, ["source", "truncation", "add_generation_prompt", "continue_final_message"]));
 
 readRamps();
 $("tools").append(themeButton());

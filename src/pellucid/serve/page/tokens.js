@@ -243,7 +243,7 @@ export class Alternatives {
       const wanted = other.special === token.special && other.bytes.join() === token.bytes.join();
       return { name, value: Math.exp(other.logprob), text: percent(Math.exp(other.logprob)), wanted };
     });
-    return rows.length ? [said, bars(rows)] : [said];
+    return rows.length ? [said, bars(rows, 1)] : [said];
   }
 
   place() {

@@ -6,11 +6,14 @@ A byte that is not UTF-8 becomes U+FFFD in the text and still counts as one byte
 import bisect
 import codecs
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Generator, Iterable, Iterator
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 #: bytes per chunk
 PIECE = 1 << 20
+#: line ends before a mark between documents that belong to it; others are text
+LINE_ENDS = 64
 
 
 class DocumentError(ValueError):
@@ -82,3 +85,69 @@ def pieces_of(chunks: Iterable[bytes]) -> Iterator[TextChunk]:
             text, first = text.removeprefix("\ufeff"), False
         if text:
             yield piece_of(text.encode("utf-8", "surrogateescape"))
+
+
+def split_documents(
+    documents: Iterator[Iterator[TextChunk]], mark: str
+) -> Generator[Iterator[TextChunk], None, tuple[Any, int]]:
+    """The documents, each divided where it has the characters of `mark`, without the parts that are empty; a document
+    without text stays one. Returns what `documents` returns, and how often one was divided.
+    """
+    n_divisions = 0
+    while True:
+        try:
+            chunks = next(documents)
+        except StopIteration as end:
+            return end.value, n_divisions
+        k = -1
+        for k, (_, part) in enumerate(itertools.groupby(_between_marks(chunks, mark), key=itemgetter(0))):  # noqa: B007
+            yield map(itemgetter(1), part)
+        n_divisions += max(k, 0)
+        if k < 0:
+            yield iter(())
+
+
+def _between_marks(chunks: Iterator[TextChunk], mark: str) -> Iterator[tuple[int, TextChunk]]:
+    """The text without the marks and the line ends beside them, each chunk with the number of its document."""
+    number, begun, held = 0, True, TextChunk("", 0)
+    for chunk in itertools.chain(chunks, (None,)):
+        joined = held if chunk is None else _joined(held, chunk)
+        *complete, rest = _parts(joined, mark)
+        if joined.halves:
+            yield number, TextChunk("", 0, halves=joined.halves)
+        for part in complete:
+            part = part.cut(len(part.text.rstrip("\r\n")))[0]
+            text = part if begun else _without_line_ends(part)
+            if text.text:
+                yield number, text
+            number, begun = number + 1, False
+        if chunk is not None:  # what may be the beginning of a mark, and line ends before it, waits
+            waits = max(len(rest.text) - len(mark) + 1, 0)
+            rest, held = rest.cut(max(len(rest.text[:waits].rstrip("\r\n")), waits - LINE_ENDS))
+        text = rest if begun else _without_line_ends(rest)
+        if text.text:
+            begun = True
+            yield number, text
+
+
+def _parts(chunk: TextChunk, mark: str) -> list[TextChunk]:
+    """The chunk divided at each mark."""
+    if not chunk.raw:
+        return [TextChunk(text, len(text.encode())) for text in chunk.text.split(mark)]
+    parts = []
+    while (at := chunk.text.find(mark)) >= 0:
+        head, chunk = chunk.cut(at)
+        parts.append(head)
+        chunk = chunk.cut(len(mark))[1]
+    return [*parts, chunk]
+
+
+def _joined(one: TextChunk, other: TextChunk) -> TextChunk:
+    raw = b"".join(chunk.raw or chunk.text.encode() for chunk in (one, other)) if one.raw or other.raw else b""
+    counts = (one.n_bytes + other.n_bytes, one.replaced + other.replaced)
+    return TextChunk(one.text + other.text, *counts, raw, one.halves + other.halves)
+
+
+def _without_line_ends(chunk: TextChunk) -> TextChunk:
+    """The chunk without line ends at its beginning."""
+    return chunk.cut(len(chunk.text) - len(chunk.text.lstrip("\r\n")))[1]

@@ -33,7 +33,7 @@ MARKS = (
 @dataclass(frozen=True)
 class Origin:
     """A file and how to read it: `name` is for messages, `format` is a key of formats.READERS, `field` holds
-    the text.
+    the text, and documents end at `split_at`.
     """
 
     path: Path
@@ -42,6 +42,7 @@ class Origin:
     packed: str = ""
     encoding: str = "utf-8"
     field: str = ""
+    split_at: str = ""
 
 
 class HashingFile(io.RawIOBase):

@@ -6,7 +6,6 @@ text. Line ends stay as they are in the file; a leading byte order mark is dropp
 find.py finds the files.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -33,18 +32,20 @@ from pellucid.text.read.find import (
     refuse_or_skip,
 )
 from pellucid.text.read.formats import ROWS
+from pellucid.text.read.known_scans import KnownScans
 from pellucid.text.read.scan import (
     Document,
     Documents,
+    FileToScan,
     Source,
     as_counted,
     changed,
     documents_of,
+    scan_file,
     use_up,
 )
-from pellucid.text.read.scan_files import FileToScan, scan_files
 from pellucid.text.read.tables import FIELD
-from pellucid.text.workers import WORTH_READERS, choose_workers
+from pellucid.text.tokenizers.base import SEPARATOR
 
 __all__ = ["Corpus", "Document", "DocumentError", "ReadOptions", "Skipped", "Source", "bundled", "read_corpus"]
 
@@ -61,7 +62,7 @@ class Corpus:
     @property
     def n_bytes(self) -> int:
         """Bytes of text, without byte order marks."""
-        return sum(self.documents.n_bytes)
+        return int(self.documents.rows["n_bytes"].sum())
 
     @property
     def replaced(self) -> int:
@@ -93,12 +94,31 @@ class Corpus:
                 f"of the files, {first}in {files[0].path} at {files[0].first_replaced}; if the files have "
                 "another encoding, name it: --encoding latin-1"
             )
-        notes += [*self._notes_on_halves(), *self._notes_on_fields(), *self._notes_on_empty_rows()]
+        notes += [
+            *self._notes_on_marks(),
+            *self._notes_on_halves(),
+            *self._notes_on_fields(),
+            *self._notes_on_empty_rows(),
+        ]
         if self.reading.field and not bad and not any(origin.format in ROWS for origin in self.documents.origins):
             notes.append(
                 f"--field {self.reading.field} has no effect: only JSON lines and tables have fields, and none of "
                 "these files is one; if a file's name does not show its format, name it: --format jsonl"
             )
+        return notes
+
+    def _notes_on_marks(self) -> list[str]:
+        """A sentence about marks between documents that are read as text, or that no file has; none otherwise."""
+        notes, split_at = [], self.reading.split_at
+        if marks := sum(source.end_marks for source in self.sources):
+            files = [source.path for source in self.sources if source.end_marks]
+            more = f" and {counted(len(files) - 1, 'more file')} hold" if len(files) > 1 else " holds"
+            notes.append(
+                f"{files[0]}{more} the characters {SEPARATOR} {marks:,} {'time' if marks == 1 else 'times'}; they are "
+                f'read as text and end no document: to begin a new document there, add --split-at "{SEPARATOR}"'
+            )
+        if split_at and not any(source.divisions for source in self.sources):
+            notes.append(f"--split-at {split_at!r} has no effect: no file has these characters between two texts")
         return notes
 
     def _notes_on_halves(self) -> list[str]:
@@ -127,7 +147,7 @@ class Corpus:
         ]
 
     def _notes_on_empty_rows(self) -> list[str]:
-        """A sentence about rows without text, which are no documents; none where every row has some."""
+        """A sentence about rows, or with `split_at` documents, without text; none where all have some."""
         files = [source for source in self.sources if source.empty]
         if not files:
             return []
@@ -136,8 +156,9 @@ class Corpus:
         most = max(files, key=lambda source: source.empty)
         field = f" in the field {most.field!r}" if most.field else ""
         of_files, where = (f" of {len(files):,} files", f", the most in {most.path}") if len(files) > 1 else ("", "")
+        unit = "document" if self.reading.split_at else "row"
         have, were = ("has", "was") if empty == 1 else ("have", "were")
-        line = f"{empty:,} of {counted(rows, 'row')}{of_files} {have} no text{field} and {were} left out{where}"
+        line = f"{empty:,} of {counted(rows, unit)}{of_files} {have} no text{field} and {were} left out{where}"
         others = f"; other fields are {most.other_fields}: if one holds the text, name it: --field NAME"
         return [line + (others if most.other_fields else "")]
 
@@ -150,7 +171,7 @@ class Corpus:
         skipped = [Skipped(path, f"{reason} (of the files to hold out)") for path, reason in other.skipped]
         joined = replace(
             self,
-            documents=other.documents.followed_by(self.documents),
+            documents=Documents.joined([other.documents, self.documents]),
             sources=(*marked, *self.sources),
             skipped=(*self.skipped, *skipped),
         )
@@ -187,8 +208,9 @@ class Corpus:
         k = next(numbers, None)
         if k is None:
             return
+        indices = self.documents.rows["index"]
         for index, pieces in enumerate(documents_of(origin)):
-            if index == self.documents.index[k]:
+            if index == indices[k]:
                 pieces = as_counted(pieces, self.documents.digest(k), origin)
                 yield k, pieces
                 use_up(pieces)
@@ -207,14 +229,14 @@ def read_corpus(
     progress: Callable | None = None,
     reading: ReadOptions | None = None,
     without: Collection[Path] = (),
-    workers: int | None = 0,
+    kept: Path | None = None,
 ) -> Corpus:
     """Count and hash every document of these files and folders. Their text is read again when it is used.
 
     Folders are searched; hidden files and folders are left out. `paths` may hold patterns (`texts/*.md`), and - for
     standard input. `progress(stage, done, total)` is called with bytes. Files in `without` (resolved paths) are left
-    out. `workers` processes read, each one file after another (0 or 1: this process alone; None: chosen by size); the
-    corpus is the same for any number.
+    out. `kept` is a folder in which what was read is kept, so that files that do not change are not read again the
+    next time.
 
     Raises DocumentError for paths that do not exist, for input without any text, and, naming all of them, for damaged
     files and for named files that are not text, unless `reading.skip_bad` leaves these out.
@@ -227,30 +249,39 @@ def read_corpus(
     bad: list[Unreadable] = []
     files = find_files(named, skipped, reading, bad)
     leave_out(files, without, skipped)
-    total = sum(path.stat().st_size for path, _ in files.values() if path.exists())
     to_scan = [
         FileToScan(relative, origin_of(path, "standard input" if relative == STANDARD_INPUT else str(path), reading))
         for relative, (path, _) in sorted(files.items())
     ]
-    n = choose_workers(total, WORTH_READERS) if workers is None else workers
-    documents, sources = Documents(), []
-    with contextlib.closing(scan_files(to_scan, reading, n, partial(_report, progress, total))) as each:
-        for (relative, origin), scanned in each:
-            source, why, is_named = scanned.source, scanned.reason, files[relative].explicit
-            if isinstance(scanned.error, ChangedError):
-                raise scanned.error
-            if scanned.error or (why and is_named):
-                error = str(scanned.error or f"{origin.name}: {why}")
-                bad.append(Unreadable(relative, origin.name, error))
-            elif source is None or not source.n_documents:
-                skipped.append(Skipped(relative, why or "empty"))
-            else:
-                documents.extend(scanned.documents)
-                sources.append(source)
+    known = KnownScans(kept, to_scan, reading) if kept else None
+    earlier = [known and known.get(file) for file in to_scan]
+    new = [file.origin.path for file, scanned in zip(to_scan, earlier, strict=True) if scanned is None]
+    total = sum(path.stat().st_size for path in new if path.exists())
+    parts, sources, n_read = [], [], 0
+    for file, scanned in zip(to_scan, earlier, strict=True):
+        relative, origin = file
+        if scanned is None:
+            scanned = scan_file(file, reading, partial(_report, progress, total, n_read))
+            n_read += scanned.source.n_bytes if scanned.source else 0
+            if known:
+                known.add(file, scanned)
+        source, why, is_named = scanned.source, scanned.reason, files[relative].explicit
+        if isinstance(scanned.error, ChangedError):
+            raise scanned.error
+        if scanned.error or (why and is_named):
+            error = str(scanned.error or f"{origin.name}: {why}")
+            bad.append(Unreadable(relative, origin.name, error))
+        elif source is None or not source.n_documents:
+            skipped.append(Skipped(relative, why or "empty"))
+        else:
+            parts.append(scanned.documents)
+            sources.append(source)
+    if known:
+        known.write()
     refuse_or_skip(bad, skipped, reading, len(files))
-    if not documents:
+    if not parts:
         raise DocumentError(_nothing(named, skipped))
-    corpus = Corpus(documents, tuple(sources), tuple(skipped), reading)
+    corpus = Corpus(Documents.joined(parts), tuple(sources), tuple(skipped), reading)
     return _without_duplicates(corpus) if reading.drop_duplicates else corpus
 
 
@@ -259,16 +290,16 @@ def read_with_held_out(
     held_out: Iterable[str | os.PathLike],
     progress: Callable | None = None,
     reading: ReadOptions | None = None,
-    workers: int | None = 0,
+    kept: Path | None = None,
 ) -> Corpus:
     """The corpus of `paths`, and the files of `held_out`, which are held out and not trained on.
 
     A file of `held_out` inside a folder of `paths` is read once, as held out. Raises DocumentError if `paths` names it
     too.
     """
-    apart = read_corpus(held_out, progress, reading, workers=workers)
+    apart = read_corpus(held_out, progress, reading, kept=kept)
     files = {origin.path.resolve() for origin in apart.documents.origins}
-    return read_corpus(paths, progress, reading, without=files, workers=workers).with_held_out(apart)
+    return read_corpus(paths, progress, reading, without=files, kept=kept).with_held_out(apart)
 
 
 def bundled(name: str) -> Path:
@@ -287,17 +318,17 @@ def _without_duplicates(corpus: Corpus) -> Corpus:
     documents = corpus.documents
     is_first = np.zeros(len(documents), dtype=bool)
     is_first[documents.same_text()[0]] = True
-    counts = np.bincount(np.asarray(documents.source)[is_first], minlength=len(corpus.sources)).tolist()
+    counts = np.bincount(documents.rows["source"][is_first], minlength=len(corpus.sources)).tolist()
     sources = [
         replace(source, n_documents=n, duplicates=source.duplicates + source.n_documents - n)
         for source, n in zip(corpus.sources, counts, strict=True)
     ]
-    return replace(corpus, documents=documents.only(is_first), sources=tuple(sources))
+    return replace(corpus, documents=replace(documents, rows=documents.rows[is_first]), sources=tuple(sources))
 
 
-def _report(progress: Callable | None, total: int, done: int) -> None:
+def _report(progress: Callable | None, total: int, before: int, here: int) -> None:
     if progress:
-        progress("reading", done, total)
+        progress("reading", before + here, total)
 
 
 def _nothing(named: list[Path], skipped: list[Skipped]) -> str:

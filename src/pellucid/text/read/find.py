@@ -3,7 +3,6 @@
 import codecs
 import fnmatch
 import glob
-import json
 import os
 import sys
 import tempfile
@@ -12,6 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from pellucid.destination import naming
+from pellucid.json_files import LONGEST_LIST, read_json_file
 from pellucid.text.read.chunks import PIECE, DocumentError
 from pellucid.text.read.decompress import PACKED, Origin
 from pellucid.text.read.formats import ENDINGS, READERS
@@ -73,9 +74,12 @@ class ReadOptions:
                       ASCII (UTF-16, ISO-2022, ...), of all that do not; "": what is not UTF-8 becomes U+FFFD
     include, exclude  patterns, separated by commas, of file names or of paths within the folder: what is found and
                       matches none of `include`, or one of `exclude`, is left out; a file that is named is read
+    split_at          the characters at which a document ends and another begins, such as <|endoftext|>; they, and line
+                      ends beside them, are part of neither
     drop_duplicates   whether to leave out a document whose text already occurred
     skip_bad          whether to leave out unreadable files; otherwise they raise DocumentError
     licence           the licence of the text, as free text; the manifest keeps it
+    folder            the folder in which relative paths are looked up; "": the current one
     """
 
     field: str = ""
@@ -83,9 +87,11 @@ class ReadOptions:
     encoding: str = ""
     include: str = ""
     exclude: str = ""
+    split_at: str = ""
     drop_duplicates: bool = False
     skip_bad: bool = False
     licence: str = ""
+    folder: str = ""
 
     def __post_init__(self):
         if self.format != "auto" and self.format not in READERS:
@@ -101,7 +107,7 @@ class ReadOptions:
 
     def to_dict(self) -> dict[str, Any]:
         """The options that change which documents are read, where they differ from the default."""
-        names = ("field", "format", "encoding", "drop_duplicates")
+        names = ("field", "format", "encoding", "split_at", "drop_duplicates")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name in names and self._is_set(f)}
 
     def _is_set(self, field: Any) -> bool:
@@ -147,9 +153,10 @@ def find_files(
     files: dict[str, FoundFile] = {}
     if Path(STANDARD_INPUT) in named:
         files[STANDARD_INPUT] = FoundFile(spool(), True)
-    paths, patterns = _expanded([path for path in named if path != Path(STANDARD_INPUT)])
+    paths, patterns = _expanded([Path(located(path, reading.folder)) for path in named if path != Path(STANDARD_INPUT)])
     one_folder = len(paths) == 1 and paths[0].is_dir()
-    parents = [os.path.abspath(path if one_folder else path.parent) for path in paths]
+    here = Path(reading.folder)  # which is its own parent, as Path(".") is
+    parents = [os.path.abspath(path if one_folder or path == here else path.parent) for path in paths]
     try:
         base = os.path.commonpath(parents) if parents else ""
     except ValueError:  # different drives on Windows
@@ -179,6 +186,17 @@ def find_files(
             if not any(_matches(relative, pattern) for relative in seen):
                 skipped.append(Skipped(f"--{name} {pattern}", f"it matches none of the {len(seen):,} files there"))
     return files
+
+
+def located(path: str | Path, folder: str) -> str:
+    """A path or pattern as it is found from the current folder, where relative ones are looked up in `folder`; ""
+    stands for the current folder itself.
+    """
+    if not folder or str(path) == STANDARD_INPUT:
+        return str(path)
+    if not Path(folder, path).exists() and glob.has_magic(str(path)):
+        folder = glob.escape(folder)
+    return str(Path(folder, path))
 
 
 def refuse_or_skip(
@@ -279,8 +297,8 @@ def _why_no_table(path: Path) -> str:
     if path.suffix != ".arrow" or not state.is_file():
         return ""
     try:
-        tables = [str(entry["filename"]) for entry in json.loads(state.read_bytes())["_data_files"]]
-    except (ValueError, LookupError, TypeError) as error:
+        tables = [str(entry["filename"]) for entry in read_json_file(state, LONGEST_LIST)["_data_files"]]
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise DocumentError(f"{state} is damaged: it does not list the data set's files ({error!r})") from None
     if missing := [name for name in tables if not path.with_name(name).is_file()]:
         raise DocumentError(f"{state} lists {missing[0]}, which is not there: the data set is not complete")
@@ -298,7 +316,7 @@ def origin_of(path: Path, name: str, reading: ReadOptions) -> Origin:
         packed, inner = path.suffix.lower(), path.stem
     known = reading.format if reading.format != "auto" else ENDINGS.get(Path(inner).suffix.lower(), "plain")
     encoding = "utf-8" if not reading.encoding or extends_ascii(reading.encoding) else reading.encoding
-    return Origin(path, name, known, packed, field=reading.field, encoding=encoding)
+    return Origin(path, name, known, packed, encoding, reading.field, reading.split_at)
 
 
 def spool() -> Path:
@@ -313,7 +331,8 @@ def spool() -> Path:
     copy = tempfile.NamedTemporaryFile(prefix="pellucid-", suffix=suffix)  # noqa: SIM115 (it is needed until the end)
     _SPOOLED.append((stream, copy))
     while head:
-        copy.write(head)
+        with naming(Path(copy.name)):
+            copy.write(head)
+            copy.flush()
         head = stream.read(PIECE)
-    copy.flush()
     return Path(copy.name)

@@ -35,6 +35,12 @@ from pellucid.text.read.tables import (
 #: out, before you ask for the next
 Reader = Callable[[BinaryIO, Origin], FileDocuments]
 
+
+def unit_of(origin: Origin) -> str:
+    """What messages call the parts of this file that are documents; empty where the whole file is one."""
+    return "document" if origin.split_at else "row" if origin.format in ROWS else ""
+
+
 #: the longest line and table cell, in bytes: neither an unclosed quotation mark nor a few compressed bytes that unpack
 #: to gigabytes may fill the memory
 LONGEST = 1 << 28

@@ -7,26 +7,30 @@ import codecs
 import hashlib
 import io
 import itertools
-from array import array
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast, overload
+from typing import Any, BinaryIO, NamedTuple, cast, overload
 
 import numpy as np
 
-from pellucid.text.read.chunks import PIECE, ChangedError, DocumentError, TextChunk, piece_of_text
+from pellucid.text.read.chunks import PIECE, ChangedError, DocumentError, TextChunk, piece_of_text, split_documents
 from pellucid.text.read.decompress import HashingFile, Origin, as_utf8, unpacked
 from pellucid.text.read.find import ReadOptions
-from pellucid.text.read.formats import READERS, ROWS, SEEKING, UNREAD
+from pellucid.text.read.formats import READERS, SEEKING, UNREAD, unit_of
 from pellucid.text.read.tables import ChosenField, FileDocuments, listed
-from pellucid.text.scripts import NO_LETTERS, sampled_script_of
+from pellucid.text.scripts import sampled_script_of
+from pellucid.text.tokenizers.base import SEPARATOR
 
 #: how many bytes of a file decide whether it is text, and the share of undecodable bytes allowed there
 HEAD, MOST_UNDECODABLE = 8192, 0.3
-#: bytes of a digest
-DIGEST = 32
+#: the numbers that are kept for a document, and how they are packed one after another
+ROW = np.dtype(
+    [("source", "<i4"), ("index", "<i8"), ("n_bytes", "<i8"), ("n_characters", "<i8"), ("script", "<u2"),
+     ("digest", ">u8", 4)]
+)  # fmt: skip
+PACKED_ROW = struct.Struct("<iqqqH32s")
 #: characters of a field's name that are kept: the first line of a table without names may be a long text
 SHOWN = 60
 
@@ -67,23 +71,25 @@ class Document:
         return "".join(piece.text for piece in self.pieces())
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Documents(Sequence[Document]):
-    """Documents as columns, some 60 bytes for each; `script` is an index into `scripts`, names in order of
+    """Documents as the rows of one array, 62 bytes for each; `script` is an index into `scripts`, names in order of
     appearance.
     """
 
     origins: list[Origin] = field(default_factory=list)
-    source: array = field(default_factory=partial(array, "i"))
-    index: array = field(default_factory=partial(array, "q"))
-    n_bytes: array = field(default_factory=partial(array, "q"))
-    n_characters: array = field(default_factory=partial(array, "q"))
-    script: array = field(default_factory=partial(array, "H"))
+    rows: np.ndarray = field(default_factory=lambda: np.empty(0, ROW))
     scripts: list[str] = field(default_factory=list)
-    digests: bytearray = field(default_factory=bytearray)
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self.rows)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Documents) and (self.origins, self.scripts, self.rows.tobytes()) == (
+            other.origins,
+            other.scripts,
+            other.rows.tobytes(),
+        )
 
     @overload
     def __getitem__(self, k: int) -> Document: ...
@@ -92,36 +98,17 @@ class Documents(Sequence[Document]):
     def __getitem__(self, k: int | slice) -> Document | list[Document]:
         if isinstance(k, slice):
             return [self[i] for i in range(len(self))[k]]
-        k = range(len(self))[k]
-        numbers = (self.source[k], self.index[k], self.n_bytes[k], self.n_characters[k])
-        return Document(self.origins[self.source[k]], *numbers, self.digest(k))
+        source, index, n_bytes, n_characters, _, _ = self.rows[k].item()
+        return Document(self.origins[source], source, index, n_bytes, n_characters, self.digest(k))
 
     def digest(self, k: int) -> bytes:
-        return bytes(self.digests[k * DIGEST : (k + 1) * DIGEST])
-
-    def add(
-        self, source: int, index: int, n_bytes: int, n_characters: int, digest: bytes, script: str = NO_LETTERS
-    ) -> None:
-        self.source.append(source)
-        self.index.append(index)
-        self.n_bytes.append(n_bytes)
-        self.n_characters.append(n_characters)
-        if script not in self.scripts:
-            self.scripts.append(script)
-        self.script.append(self.scripts.index(script))
-        self.digests += digest
-
-    def truncate(self, n: int) -> None:
-        """Remove all but the first `n`."""
-        for column in self._columns():
-            del column[n:]
-        del self.digests[n * DIGEST :]
+        return self.rows["digest"][k].tobytes()
 
     def same_text(self) -> tuple[np.ndarray, np.ndarray]:
         """The number of the first document with each text, in order of digests, and for each document the index of its
         text in that list.
         """
-        keys = np.frombuffer(bytes(self.digests), dtype=">u8").reshape(-1, DIGEST // 8)
+        keys = self.rows["digest"]
         order = np.lexsort(keys.T[::-1])
         new = np.ones(len(order), dtype=bool)
         new[1:] = (keys[order[1:]] != keys[order[:-1]]).any(axis=1)
@@ -129,48 +116,21 @@ class Documents(Sequence[Document]):
         text_number[order] = np.cumsum(new) - 1
         return order[new], text_number
 
-    def only(self, chosen: np.ndarray) -> "Documents":
-        """The documents for which `chosen`, bool [documents], is True."""
-        a, b, c, d, e = (array(c.typecode, np.asarray(c)[chosen].tobytes()) for c in self._columns())
-        digests = np.frombuffer(bytes(self.digests), dtype=np.uint8).reshape(-1, DIGEST)[chosen]
-        return Documents(self.origins, a, b, c, d, e, self.scripts, bytearray(digests.tobytes()))
-
-    def followed_by(self, other: "Documents") -> "Documents":
-        """These documents, followed by the others."""
-        joined = self.only(np.ones(len(self), dtype=bool))
-        joined.origins, joined.scripts = list(self.origins), list(self.scripts)
-        joined.extend(other)
-        return joined
-
-    def extend(self, other: "Documents") -> None:
-        """Add the other documents after these."""
-        for script in other.scripts:
-            if script not in self.scripts:
-                self.scripts.append(script)
-        numbers = np.array([self.scripts.index(script) for script in other.scripts], dtype=np.uint16)
-        self.script.frombytes(numbers[np.asarray(other.script)].tobytes())
-        self.source.frombytes((np.asarray(other.source) + len(self.origins)).astype(np.int32).tobytes())
-        for own, column in zip(self._columns()[1:4], other._columns()[1:4], strict=True):
-            own.extend(column)
-        self.digests += other.digests
-        self.origins += other.origins
-
-    def column_bytes(self) -> bytes:
-        """All columns, one after another."""
-        return b"".join([*(column.tobytes() for column in self._columns()), bytes(self.digests)])
-
     @classmethod
-    def of_columns(cls, origins: list[Origin], scripts: list[str], n: int, content: bytes) -> "Documents":
-        """`n` documents whose columns `column_bytes` gave."""
-        documents, at = cls(origins, scripts=scripts), 0
-        for column in documents._columns():
-            column.frombytes(content[at : at + n * column.itemsize])
-            at += n * column.itemsize
-        documents.digests += content[at:]
-        return documents
-
-    def _columns(self) -> tuple[array, ...]:
-        return self.source, self.index, self.n_bytes, self.n_characters, self.script
+    def joined(cls, parts: Sequence["Documents"]) -> "Documents":
+        """The documents of all parts, one part after another."""
+        origins: list[Origin] = []
+        scripts = {script: None for part in parts for script in part.scripts}
+        numbers = {script: number for number, script in enumerate(scripts)}
+        rows, n = np.empty(sum(map(len, parts)), ROW), 0
+        for part in parts:
+            own = rows[n : n + len(part)]
+            own[:] = part.rows
+            own["source"] += len(origins)
+            own["script"] = np.array([numbers[script] for script in part.scripts], np.uint16)[part.rows["script"]]
+            origins += part.origins
+            n += len(part)
+        return cls(origins, rows, list(scripts))
 
 
 @dataclass(frozen=True)
@@ -181,10 +141,12 @@ class Source:
     n_documents       documents of this file in the corpus, without `empty` rows and `duplicates`
     replaced          how many byte sequences were not text and became U+FFFD; `first_replaced` is the position of the
     first
-    halves            how many halves of characters, escaped in JSON, became U+FFFD; `first_half` is the row of the
-    first
+    halves            how many halves of characters, escaped in JSON, became U+FFFD; `first_half` is the row, or
+    the document, of the first
     field             the field or column that was read; `other_fields` lists the others where most rows have no text
     separator         what separates a table's columns, where earlier versions read them as one
+    end_marks         how often the documents hold the characters of SEPARATOR
+    divisions         how often documents were divided at `ReadOptions.split_at`
     encoding          the encoding, if it is neither UTF-8 nor given by a byte order mark
     held_out          whether this file was named to be held out
     """
@@ -204,6 +166,8 @@ class Source:
     field: str = ""
     other_fields: str = ""
     separator: str = ""
+    end_marks: int = 0
+    divisions: int = 0
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -214,10 +178,27 @@ class Source:
         return (self.path, self.sha256, *special)
 
 
+class FileToScan(NamedTuple):
+    """A file, and its path relative to the folder that was named."""
+
+    relative: str
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class ScannedFile:
+    """What scanning one file gave: its entry and its documents, or the reason why it is not text, or an error."""
+
+    source: Source | None = None
+    documents: Documents = field(default_factory=Documents)
+    reason: str = ""
+    error: DocumentError | None = None
+
+
 def documents_of(origin: Origin, file: BinaryIO | None = None) -> FileDocuments:
     """The documents of one file, to be used up in order; `file` is the file if it is open already."""
     if file is not None:
-        return (yield from READERS[origin.format](unpacked(file, origin), origin))
+        return (yield from _divided(origin, file))
     try:
         own = origin.path.open("rb")
     except FileNotFoundError:
@@ -225,7 +206,15 @@ def documents_of(origin: Origin, file: BinaryIO | None = None) -> FileDocuments:
     except OSError as error:
         raise DocumentError(f"{origin.name} cannot be opened: {error.strerror}") from None
     with own:
-        return (yield from READERS[origin.format](unpacked(own, origin), origin))
+        return (yield from _divided(origin, own))
+
+
+def _divided(origin: Origin, file: BinaryIO) -> FileDocuments:
+    documents = READERS[origin.format](unpacked(file, origin), origin)
+    if not origin.split_at:
+        return (yield from documents)
+    field, divisions = yield from split_documents(documents, origin.split_at)
+    return (field or ChosenField(""))._replace(divisions=divisions)
 
 
 def why_not(origin: Origin, reading: ReadOptions) -> str:
@@ -253,31 +242,38 @@ def why_not(origin: Origin, reading: ReadOptions) -> str:
     return ""
 
 
+def scan_file(file: FileToScan, reading: ReadOptions, report: Callable[[int], None]) -> ScannedFile:
+    """Count and hash the documents of one file; `report` is called with the bytes read."""
+    try:
+        if reason := why_not(file.origin, reading):
+            return ScannedFile(reason=reason)
+        return ScannedFile(*scan(file.origin, file.relative, reading, report))
+    except DocumentError as error:
+        return ScannedFile(error=error)
+
+
 def scan(
-    origin: Origin, relative: str, documents: Documents, reading: ReadOptions, report: Callable[[int], None]
-) -> Source:
-    """Count and hash the documents of one file, and add those with any text. Returns the entry for the file."""
-    before, state = len(documents), _state(origin)
+    origin: Origin, relative: str, reading: ReadOptions, report: Callable[[int], None]
+) -> tuple[Source, Documents]:
+    """Count and hash the documents of one file. Returns the entry for the file, and its documents with any text."""
+    state = _state(origin)
     try:
         with origin.path.open("rb") as file:
             hashed = HashingFile(file, report)
-            counts = _count_hashed(origin, file, hashed, documents)
+            counts, documents = _count_hashed(origin, file, hashed)
             if counts["replaced"] and reading.encoding and origin.format not in SEEKING and not _is_utf8(file, origin):
-                documents.truncate(before)
                 file.seek(0)
                 origin = replace(origin, encoding=reading.encoding)
-                counts = _count(origin, file, documents)
+                counts, documents = _count(origin, file)
     except DocumentError:
-        documents.truncate(before)
         if _state(origin) != state:
             raise changed(origin) from None
         raise
     if _state(origin) != state:
         raise changed(origin)
-    documents.origins.append(origin)
-    n_documents, n_bytes, digest = len(documents) - before, hashed.n_bytes, hashed.digest.hexdigest()
     encoding = "" if origin.encoding == "utf-8" else origin.encoding
-    return Source(relative, n_bytes, digest, n_documents, encoding=encoding, **counts)
+    source = Source(relative, hashed.n_bytes, hashed.digest.hexdigest(), len(documents), encoding=encoding, **counts)
+    return source, documents
 
 
 def _is_utf8(file: BinaryIO, origin: Origin) -> bool:
@@ -301,15 +297,15 @@ def _state(origin: Origin) -> tuple[int, int]:
     return state.st_size, state.st_mtime_ns
 
 
-def _count_hashed(origin: Origin, file: BinaryIO, hashed: HashingFile, documents: Documents) -> dict[str, Any]:
+def _count_hashed(origin: Origin, file: BinaryIO, hashed: HashingFile) -> tuple[dict[str, Any], Documents]:
     """Count the documents of a file while hashing all of it. If its reader seeks, hash the file first."""
     if origin.format in SEEKING:
         hashed.exhaust()
         file.seek(0)
-        return _count(origin, file, documents)
-    counts = _count(origin, cast(BinaryIO, io.BufferedReader(hashed, PIECE)), documents)
+        return _count(origin, file)
+    counted = _count(origin, cast(BinaryIO, io.BufferedReader(hashed, PIECE)))
     hashed.exhaust()
-    return counts
+    return counted
 
 
 class _WithField:
@@ -322,39 +318,47 @@ class _WithField:
         self.field = (yield from self.documents) or self.field
 
 
-def _count(origin: Origin, file: BinaryIO, documents: Documents) -> dict[str, Any]:
-    """Add the documents of an open file. Returns how many rows were empty, how many sequences were not text, and which
-    field was read.
+def _count(origin: Origin, file: BinaryIO) -> tuple[dict[str, Any], Documents]:
+    """The documents of an open file; and how many rows were empty, how many sequences were not text, and which field
+    was read.
     """
-    empty = replaced = halves = 0
+    empty = replaced = halves = end_marks = 0
     first = first_half = ""
-    before, rows = len(documents), _WithField(origin, file)
+    content, scripts = bytearray(), {}
+    rows, unit = _WithField(origin, file), unit_of(origin)
     for index, pieces in enumerate(rows):
-        digest, n_bytes, n_characters, script = hashlib.sha256(), 0, 0, ""
+        digest, n_bytes, n_characters, script, last = hashlib.sha256(), 0, 0, "", ""
         for piece in pieces:
             script = script or (sampled_script_of(piece.text) if piece.text else "")
             if piece.replaced and not first:
-                first = f"row {index + 1}" if origin.format in ROWS else _place(piece, n_bytes)
+                first = f"{unit} {index + 1}" if unit else _place(piece, n_bytes)
             digest.update(piece.text.encode())
+            end_marks += (last + piece.text).count(SEPARATOR)
+            last = (last + piece.text)[1 - len(SEPARATOR) :]
             n_bytes, n_characters = n_bytes + piece.n_bytes, n_characters + len(piece.text)
             if piece.halves and not first_half:
-                first_half = f"row {index + 1}"
+                first_half = f"{unit} {index + 1}"
             replaced, halves = replaced + piece.replaced, halves + piece.halves
         if n_characters:
-            documents.add(len(documents.origins), index, n_bytes, n_characters, digest.digest(), script)
+            number = scripts.setdefault(script, len(scripts))
+            content += PACKED_ROW.pack(0, index, n_bytes, n_characters, number, digest.digest())
         else:
             empty += 1
-    name, others, separator = rows.field
-    return {
+    documents = Documents([origin], np.frombuffer(content, ROW), list(scripts))
+    name, others, separator, divisions = rows.field
+    counts = {
         "empty": empty,
         "replaced": replaced,
         "first_replaced": first,
         "halves": halves,
         "first_half": first_half,
         "field": _shown(name),
-        "other_fields": listed(map(_shown, others)) if others and empty > len(documents) - before else "",
+        "other_fields": listed(map(_shown, others)) if others and empty > len(documents) else "",
         "separator": separator,
+        "end_marks": end_marks,
+        "divisions": divisions,
     }
+    return counts, documents
 
 
 def _shown(field: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from pellucid.destination import replace_file
+from pellucid.json_files import JSONFileError, parse_json_object, read_json_file
 
 #: the separator between documents, a special token of every vocabulary
 SEPARATOR = "<|endoftext|>"
@@ -206,7 +207,7 @@ class Tokenizer(abc.ABC):
         replace_file(path, self.to_json().encode())
         if self.named_end:
             beside = path.with_name(OPTIONS_FILE)
-            options = json.loads(beside.read_bytes()) if beside.exists() else {}
+            options = read_json_file(beside) if beside.exists() else {}
             content = json.dumps(options | {"eos_token": self.named_end}, ensure_ascii=False, indent=2)
             replace_file(beside, content.encode())
         return path
@@ -263,24 +264,37 @@ class Tokenizer(abc.ABC):
 
         Neighbouring texts are encoded as one, so that a mark changes no id.
         """
-        ids: list[int] = []
-        marked: list[bool] = []
-        for is_text, group in itertools.groupby(parts, key=lambda part: isinstance(part[0], str)):
-            run = list(group)
-            if not is_text:
+        return self.encode_parts_batch([parts])[0]
+
+    def encode_parts_batch(
+        self, rows: Sequence[Sequence[tuple[str | int, bool]]]
+    ) -> list[tuple[list[int], list[bool]]]:
+        """What `encode_parts` gives for each of these, their texts encoded in one batch."""
+        runs = [
+            (number, list(run))
+            for number, parts in enumerate(rows)
+            for _, run in itertools.groupby(parts, key=lambda part: isinstance(part[0], str))
+        ]
+        texts = ["".join(str(piece) for piece, _ in run) for _, run in runs if isinstance(run[0][0], str)]
+        encoded = iter(zip(texts, self.encode_batch(texts), strict=True))
+        results: list[tuple[list[int], list[bool]]] = [([], []) for _ in rows]
+        for number, run in runs:
+            ids, marked = results[number]
+            if not isinstance(run[0][0], str):
                 ids += [int(special) for special, _ in run]
                 marked += [mark for _, mark in run]
                 continue
-            text = "".join(str(piece) for piece, _ in run)
-            own = self.encode(text)
-            ids += own
+            text, own = next(encoded)
+            ids += own.tolist()
             if len(run) == 1:
                 marked += [run[0][1]] * len(own)
             else:
-                ends = np.cumsum([len(piece) for piece in self.pieces_of(text, own)])
+                exact = self.lossless and self.unknown is None
+                n_bytes = self._widths[own] if exact else [len(piece) for piece in self.pieces_of(text, own.tolist())]
+                ends = np.cumsum(n_bytes)
                 widths = [len(str(piece).encode()) for piece, _ in run]
                 marked += which_overlap([0, *ends[:-1]], ends, widths, [mark for _, mark in run])
-        return ids, marked
+        return results
 
     # Ids to text ----------------------------------------------------------------------------
 
@@ -309,17 +323,10 @@ class Tokenizer(abc.ABC):
                 return name
         return self.token_bytes(token).decode("utf-8", "backslashreplace")
 
-    def bytes_of(self, ids: Iterable[int]) -> int:
-        """The number of bytes of text that `ids` stand for; special ids count 0.
-
-        Raises TokenizerError for the id of an unknown character, because only the text shows its bytes.
-        """
-        listed = _integers(ids)
-        if self.unknown is not None and self.unknown in listed:
-            raise TokenizerError(
-                f"these ids include unknown {self.units}, whose bytes are lost: count the bytes of the text instead"
-            )
-        return sum(len(self.token_bytes(i)) for i in listed)
+    @cached_property
+    def _widths(self) -> np.ndarray:
+        """The number of bytes of every id, int64 [n_vocab]."""
+        return np.array([len(data) for data in self._table()], dtype=np.int64)
 
     def pieces_of(self, text: str, ids: Sequence[int]) -> list[bytes]:
         """The bytes of `text` that each of its `ids` stands for; joined, they are the text.
@@ -382,6 +389,15 @@ class Stream:
         """The characters that `token` completes, possibly none."""
         return self._decoder.decode(self.tokenizer.token_bytes(int(token)))
 
+    def breaks_off(self, token: int) -> bool:
+        """Whether `token` begins before the character is complete, which becomes U+FFFD in front of it."""
+        begun, first = self._decoder.getstate()[0], self.tokenizer.token_bytes(int(token))[:1]
+        try:
+            codecs.getincrementaldecoder("utf-8")().decode(begun + first)
+        except UnicodeDecodeError:
+            return bool(begun and first)
+        return False
+
     def finish(self) -> str:
         """The rest: U+FFFD for an incomplete character."""
         return self._decoder.decode(b"", final=True)
@@ -441,12 +457,9 @@ def options_in(text: str, name: str = OPTIONS_FILE) -> dict[str, Any]:
     Raises TokenizerError where it is no object.
     """
     try:
-        options = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise TokenizerError(f"{name} beside it is not valid JSON: {error}") from None
-    if not isinstance(options, dict):
-        raise TokenizerError(f"{name} beside it holds {type(options).__name__}: expected an object")
-    return options
+        return parse_json_object(text, f"{name} beside it")
+    except JSONFileError as error:
+        raise TokenizerError(str(error)) from None
 
 
 def token_name(entry: Any) -> str:

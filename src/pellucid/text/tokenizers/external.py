@@ -17,13 +17,15 @@ import numpy as np
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
-from pellucid.text.tokenizers.base import Tokenizer, TokenizerError, options_in, settle_end
+from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer, TokenizerError, options_in, settle_end
 from pellucid.text.tokenizers.bpe import BYTE_OF, KNOWN_PATTERNS, MarkingEngine, guarded, unreachable
+from pellucid.text.tokenizers.growth import check_growth
 from pellucid.text.tokenizers.post_processor import ids_around, pipeline_steps
+from pellucid.trust import Trust, trusts
 
 MODELS = {"BPE": "sentencepiece", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
 #: names of the end-of-text token; the first that is declared is used
-ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<end_of_turn>", "[SEP]", "<sep>")
+ENDS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>", "<end_of_turn>", "[SEP]", "<sep>")
 #: steps that run in linear time and do not lengthen text, and allowed replacements
 CHANGES = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer", "Precompiled", "Strip", "Nmt")
 CUTS = ("Metaspace", "BertPreTokenizer", "Whitespace", "WhitespaceSplit", "Punctuation", "Digits", "ByteLevel")
@@ -45,9 +47,9 @@ class ExternalTokenizer(Tokenizer):
 
     lossless = False
 
-    def __init__(self, text: str, *, trust: bool = False, ends: Sequence[str | int] = ()):
+    def __init__(self, text: str, *, trust: Trust = False, ends: Sequence[str | int] = ()):
         self._json, content = text, json.loads(text)
-        if not trust:
+        if not trusts(trust, "tokenizer"):
             check_steps(content)
         self.separator, self.named_end = settle_end(content, ENDS, ends)
         # what the engine reads: there an end that another file names is special
@@ -98,8 +100,10 @@ class ExternalTokenizer(Tokenizer):
         encoded = guarded(self._engine.encode_batch_fast, texts, add_special_tokens=False)
         return [np.asarray(one.ids, dtype=np.int64) for one in encoded]
 
-    def encode_parts(self, parts: Sequence[tuple[str | int, bool]]) -> tuple[list[int], list[bool]]:
-        return self._marking.encode(parts)
+    def encode_parts_batch(
+        self, rows: Sequence[Sequence[tuple[str | int, bool]]]
+    ) -> list[tuple[list[int], list[bool]]]:
+        return self._marking.encode_batch(rows)
 
     @cached_property
     def _marking(self) -> MarkingEngine:
@@ -149,7 +153,7 @@ class ExternalTokenizer(Tokenizer):
 
 
 def read_external(
-    text: str, content: dict[str, Any], *, trust: bool = False, ends: Sequence[str | int] = ()
+    text: str, content: dict[str, Any], *, trust: Trust = False, ends: Sequence[str | int] = ()
 ) -> Tokenizer | None:
     """The tokenizer of a tokenizer.json with this text and content, None if it is byte-level BPE (`BPETokenizer`)."""
     model = content.get("model") or {}
@@ -214,7 +218,7 @@ def wordpiece_json(vocab_txt: str, tokenizer_config: str = "{}") -> str:
 
 
 def check_steps(content: dict[str, Any]) -> None:
-    """Raise TokenizerError for unknown steps, for unsafe patterns and for long insertions."""
+    """Raise TokenizerError for unknown steps, unsafe patterns, long insertions, and steps that multiply a text."""
     parts = (("normalizer", "normalizers", CHANGES), ("pre_tokenizer", "pretokenizers", CUTS))
     for part, inner, known in (*parts, ("decoder", "decoders", JOINS)):
         for step in pipeline_steps(content.get(part), inner):
@@ -226,8 +230,9 @@ def check_steps(content: dict[str, Any]) -> None:
                 said = str(expression or inserted)[:60]
                 raise TokenizerError(
                     f"tokenizer.json has the {part} {kind!r} with {said!r}, which is not known to be safe: pass "
-                    "--trust (trust=True) if you trust where the file comes from"
+                    '--trust tokenizer (trust="tokenizer") if you trust where the file comes from'
                 )
+    check_growth(content)
 
 
 def _names(model: dict[str, Any], added: list[dict[str, Any]]) -> list[str]:

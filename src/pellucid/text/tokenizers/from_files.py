@@ -37,7 +37,7 @@ def train_tokenizer(
     check_learning(kind, n_vocab, pattern=pattern, sample=sample)
     reading = replace(reading or ReadOptions(), field=field) if field else reading
     corpus = read_corpus([str(path) for path in inputs], progress, reading)
-    texts = told(corpus.texts(), sum(corpus.documents.n_characters), progress)
+    texts = told(corpus.texts(), int(corpus.documents.rows["n_characters"].sum()), progress)
     tokenizer = make_tokenizer(kind, texts, n_vocab, pattern=pattern, sample=sample)
     tokenizer.notes = (
         *tokenizer.notes,

@@ -7,6 +7,8 @@ from pellucid.text.tokenizers.base import TokenizerError
 
 #: the ids before a text, and those after it
 Around = tuple[tuple[int, ...], tuple[int, ...]]
+#: ids beside a text, at most; the tokenizers in use put one or two there
+MOST_AROUND = 64
 
 
 def pipeline_steps(part: Any, inner: str) -> list[dict]:
@@ -28,6 +30,10 @@ def ids_around(content: Mapping[str, Any], n_vocab: int) -> Around:
     # ByteLevel only moves the borders of tokens in the text
     steps = [s for s in pipeline_steps(content.get("post_processor"), "processors") if s.get("type") != "ByteLevel"]
     before, after = _added_by(steps[0]) if len(steps) == 1 else ((), ())
+    if (n := len(before) + len(after)) > MOST_AROUND:
+        raise TokenizerError(
+            f"the post_processor of tokenizer.json puts {n:,} ids beside a text: expected {MOST_AROUND} at most"
+        )
     if outside := [i for i in (*before, *after) if type(i) is not int or not 0 <= i < n_vocab]:
         raise TokenizerError(
             f"the post_processor of tokenizer.json puts {str(outside[0])[:40]} beside a text: expected an id from 0 to "

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from pellucid.text.regular import read_regular
+from pellucid.json_files import JSONFileError, parse_json_object, read_regular
 from pellucid.text.tokenizers.base import (
     IDS_FILE,
     OPTIONS_FILE,
@@ -17,10 +17,12 @@ from pellucid.text.tokenizers.base import (
     options_in,
     token_name,
 )
+from pellucid.text.tokenizers.beside import with_tokens_beside
 from pellucid.text.tokenizers.bpe import BPETokenizer, cut_at_borders
 from pellucid.text.tokenizers.external import ExternalTokenizer, read_external, wordpiece_json
 from pellucid.text.tokenizers.symbols import ByteTokenizer, CharTokenizer, read_symbols
 from pellucid.text.tokenizers.words import WordTokenizer, read_words
+from pellucid.trust import Trust, check_trust
 
 __all__ = [
     "SEPARATOR",
@@ -107,7 +109,7 @@ def evenly(texts: Iterable[str], share: float) -> Iterator[str]:
             yield chunk
 
 
-def load_tokenizer(path: str | Path, *, trust: bool = False, ends: Sequence[int] = ()) -> Tokenizer:
+def load_tokenizer(path: str | Path, *, trust: Trust = False, ends: Sequence[int] = ()) -> Tokenizer:
     """Load a tokenizer from a tokenizer.json or a vocab.txt, or from a folder with one of these or with GPT-2's two
     files.
 
@@ -115,10 +117,11 @@ def load_tokenizer(path: str | Path, *, trust: bool = False, ends: Sequence[int]
     ends    ids that may end a text, such as eos_token_id of a model's config.json; the first is taken where neither a
             special token of a known name nor eos_token in the tokenizer_config.json beside the file does
 
-    What an ids.json beside the file says is taken over (`Tokenizer.with_model_ids`), unless a config.json stands there
-    too, which says it in Hugging Face's folders. Raises TokenizerError, and NoEndError where nothing says which token
-    ends a text.
+    Tokens that the files beside it list or name, and that it lacks, are added (`with_tokens_beside`). What an ids.json
+    beside the file says is taken over (`Tokenizer.with_model_ids`), unless a config.json stands there too, which says
+    it in Hugging Face's folders. Raises TokenizerError, and NoEndError where nothing says which token ends a text.
     """
+    check_trust(trust)
     path = Path(path)
     files = tokenizer_files(path)
     if not files:
@@ -136,23 +139,28 @@ def load_tokenizer(path: str | Path, *, trust: bool = False, ends: Sequence[int]
         return _with_ids_beside(first, tokenizer)
     except TokenizerError as error:
         raise type(error)(f"{first}: {error}") from None
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise TokenizerError(f"{first}: not valid JSON: {error}") from None
+    except JSONFileError as error:
+        raise TokenizerError(f"{first}: {error}") from None
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise TokenizerError(f"{first} is damaged: {error!r}") from error
 
 
-def _tokenizer_of(first: Path, texts: Sequence[str], trust: bool, ends: Sequence[str | int] = ()) -> Tokenizer:
+def _tokenizer_of(first: Path, texts: Sequence[str], trust: Trust, ends: Sequence[str | int] = ()) -> Tokenizer:
     """The tokenizer of the files with these texts, of which `first` is the first."""
     if first.suffix == ".txt":
-        return ExternalTokenizer(wordpiece_json(*texts), ends=ends)
+        text = wordpiece_json(*texts)
+        return ExternalTokenizer(with_tokens_beside(text, json.loads(text), first.parent), ends=ends)
     if len(texts) > 1:
-        return BPETokenizer.from_merges(*texts)
-    content = json.loads(texts[0])
-    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        plain = BPETokenizer.from_merges(*texts)
+        text = with_tokens_beside(plain.to_json(), json.loads(plain.to_json()), first.parent)
+        return plain if text == plain.to_json() else BPETokenizer(text, ends=(plain.separator,))
+    content = parse_json_object(texts[0], "this tokenizer")
+    if not isinstance(content.get("model"), dict):
         raise TokenizerError("this JSON is not a tokenizer.json: it has no model entry")
-    own = read_symbols(content) or read_words(content) or read_external(texts[0], content, trust=trust, ends=ends)
-    return own or BPETokenizer(texts[0], trust=trust, ends=ends)
+    text = with_tokens_beside(texts[0], content, first.parent)
+    content = content if text is texts[0] else json.loads(text)
+    own = read_symbols(content) or read_words(content) or read_external(text, content, trust=trust, ends=ends)
+    return own or BPETokenizer(text, trust=trust, ends=ends)
 
 
 def _ends_named_beside(file: Path) -> list[str]:
@@ -209,10 +217,8 @@ def _with_options(files: list[Path]) -> list[Path]:
 
 def _read(path: Path) -> str:
     """The text of a regular file."""
-    if path.is_file() and path.stat().st_size > LONGEST_FILE:
-        raise TokenizerError(f"{path} is larger than {LONGEST_FILE:,} bytes: expected a tokenizer")
     try:
-        return read_regular(path).decode("utf-8")
+        return read_regular(path, LONGEST_FILE).decode("utf-8")
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{path}: not valid UTF-8: {error}") from None
     except OSError as error:

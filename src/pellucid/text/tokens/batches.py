@@ -80,13 +80,6 @@ class Batches:
         self.n_windows = len(self.part) // n_ctx
         self._checked = -1
 
-    @property
-    def steps_per_epoch(self) -> float:
-        """The number of steps in which every window comes once. It is seldom an integer: epochs follow without
-        a gap.
-        """
-        return self.n_windows / self.batch
-
     def epoch(self, step: int) -> float:
         """The number of passes over the text before `step`."""
         return step * self.batch / self.n_windows

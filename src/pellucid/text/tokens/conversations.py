@@ -1,44 +1,45 @@
-"""Conversations as ids in memory: one flat array, which of its ids the assistant writes, and where each begins."""
+"""Conversations as ids on disk: one flat array, which of its ids the assistant writes, and where each begins."""
 
 import hashlib
-import json
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pellucid.text.chat_template import ChatError, ChatTemplate, is_learned
 from pellucid.text.read.conversations import ConversationsError, ConversationSplit
-from pellucid.text.read.rows import TOGETHER, Progress
+from pellucid.text.read.known_scans import hash_of_code
+from pellucid.text.read.rows import Progress
 from pellucid.text.split import PARTS
 from pellucid.text.tokenizers.base import Tokenizer
-from pellucid.text.tokens.store import FORMAT, check_ids, dtype_for
+from pellucid.text.tokens.store import save_array
+from pellucid.text.tokens.stored_rows import RowTokens, StoredRows, manifest_of, prepare_rows, write_rows
 
 #: the day that templates know which write one: a run that is resumed on another day reads the same ids
 DAY = "2024-07-26"
+#: conversations that are rendered and encoded together
+BATCH = 256
 
 
 @dataclass(frozen=True)
-class ConversationPart:
-    """One part of the conversations. Conversation k is ids[starts[k] : starts[k + 1]]; `answers` marks what the
-    assistant writes, each text with the marker that ends it. Its length is the number of these ids.
+class ConversationPart(StoredRows):
+    """One part of the conversations, of which each is a row; `answers` marks what the assistant writes, each text with
+    the marker that ends it. Its length is the number of these ids, and `n_bytes` the bytes of their texts.
     """
 
     name: str
     numbers: np.ndarray
-    ids: np.ndarray
-    answers: np.ndarray
-    starts: np.ndarray
-    n_bytes: int
-    unknown: int = 0
 
     def __len__(self) -> int:
         return int(self.answers.sum())
 
     @property
-    def lengths(self) -> np.ndarray:
-        """The number of ids of each conversation, int64 [conversations]."""
-        return np.diff(self.starts)
+    def answers(self) -> np.ndarray:
+        assert self.stored.answers is not None
+        return self.stored.answers
 
     def answer_starts(self) -> np.ndarray:
         """Where each conversation begins among the ids that the assistant writes, int64 [conversations]."""
@@ -46,41 +47,36 @@ class ConversationPart:
 
 
 @dataclass(frozen=True)
-class ConversationTokens:
-    """Both parts as ids, with a manifest of what they depend on; `key` is a hash of the manifest."""
+class ConversationTokens(RowTokens[ConversationSplit, ConversationPart]):
+    """Both parts of the conversations as ids."""
 
-    manifest: dict[str, Any]
-    parts: dict[str, ConversationPart]
-    split: ConversationSplit = field(repr=False)
     template: ChatTemplate
-    n_vocab: int
-    separator: int
-
-    def part(self, name: str) -> ConversationPart:
-        """The part called `name`: train or held_out."""
-        return self.parts[name]
-
-    @property
-    def key(self) -> str:
-        """A hash of files, tokenizer, template and split: equal keys mean equal ids."""
-        return hashlib.sha256(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of memory that the ids take."""
-        return sum(part.ids.nbytes + part.answers.nbytes + part.starts.nbytes for part in self.parts.values())
 
 
-def encode_conversations(
-    split: ConversationSplit, tokenizer: Tokenizer, template: ChatTemplate, progress: Progress = None
+def prepare_conversations(
+    split: ConversationSplit,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    folder: str | Path,
+    progress: Progress = None,
 ) -> ConversationTokens:
-    """Encode both parts of `split` in memory, as `ChatTemplate.encode_answers` does.
+    """Both parts of `split` in `folder`/tokens-KEY, encoded as `ChatTemplate.encode_answers` does unless they are there
+    already; a damaged folder is written again, and `notes` of the result say so.
 
     Raises ConversationsError, naming file and line, for a conversation that the template refuses.
     """
-    parts = {name: _encode(split, name, tokenizer, template, progress) for name in PARTS}
-    about = {"kind": tokenizer.kind, "hash": tokenizer.hash}
-    about |= {"n_vocab": tokenizer.n_vocab, "separator": tokenizer.separator}
+    decided_by = [_code(), DAY, template.source, dict(template.variables), list(template.tools)]
+    stored, notes = prepare_rows(
+        split,
+        tokenizer,
+        folder,
+        decided_by,
+        lambda working: {name: _write_part(split, name, tokenizer, template, working, progress) for name in PARTS},
+    )
+    about = stored.manifest["parts"]
+    parts = {
+        name: ConversationPart(stored.part(name), about[name]["unknown"], name, split.numbers(name)) for name in PARTS
+    }
     counts = {
         name: {
             "conversations": len(part.numbers),
@@ -91,37 +87,50 @@ def encode_conversations(
         }
         for name, part in parts.items()
     }
-    manifest = {
-        "format": FORMAT,
-        "sources": [vars(source) for source in split.corpus.files],
-        "tokenizer": about,
-        "chat_template": hashlib.sha256(template.source.encode()).hexdigest(),
-        "split": split.to_dict(),
-        "parts": counts,
-    }
-    return ConversationTokens(manifest, parts, split, template, tokenizer.n_vocab, tokenizer.separator)
+    manifest = manifest_of(split, tokenizer, counts, chat_template=hashlib.sha256(template.source.encode()).hexdigest())
+    return ConversationTokens(manifest, parts, split, tokenizer.n_vocab, tokenizer.separator, notes, template)
 
 
-def _encode(
-    split: ConversationSplit, name: str, tokenizer: Tokenizer, template: ChatTemplate, progress: Progress
-) -> ConversationPart:
-    numbers = split.numbers(name)
-    rows, marks, n_bytes, unknown = [], [], 0, 0
-    for done, number in enumerate(numbers):
-        messages = split.corpus.rows[number]
-        try:
-            ids, answers = template.encode_answers(messages, tokenizer, now=DAY)
-        except ChatError as error:
-            raise ConversationsError(f"{split.corpus.place(int(number))}: {error}") from None
-        rows.append(np.asarray(ids, dtype=np.int64))
-        marks.append(np.asarray(answers, dtype=bool))
-        n_bytes += sum(len(message["content"].encode()) for message in messages if is_learned(message))
-        if progress and not done % TOGETHER:
-            progress("encoding", done, len(numbers))
-    ids = np.concatenate(rows)
-    check_ids(ids, tokenizer.n_vocab)
-    starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    if tokenizer.unknown is not None:
-        unknown = int((ids == tokenizer.unknown).sum())
-    dtype = dtype_for(tokenizer.n_vocab)
-    return ConversationPart(name, numbers, ids.astype(dtype), np.concatenate(marks), starts, n_bytes, unknown)
+@cache
+def _code() -> str:
+    """What decides how conversations become ids: this package's code for it, and the library of templates."""
+    return hash_of_code((Path(__file__), *Path(__file__).parents[1].glob("*.py")), ("jinja2",))
+
+
+def _write_part(
+    split: ConversationSplit,
+    name: str,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    folder: Path,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Write one part, and return its entry in the manifest."""
+    numbers, marks, n_bytes = split.numbers(name), [np.zeros(0, dtype=bool)], 0
+
+    def batches() -> Iterator[list[Sequence[int]]]:
+        nonlocal n_bytes
+        for done in range(0, len(numbers), BATCH):
+            batch = numbers[done : done + BATCH]
+            encoded = _encode_batch(split, batch, tokenizer, template)
+            yield [row for row, _ in encoded]
+            marks.extend(np.asarray(answers, dtype=bool) for _, answers in encoded)
+            learned = (one for number in batch for one in split.corpus.rows[number] if is_learned(one))
+            n_bytes += sum(len(message["content"].encode()) for message in learned)
+            if progress:
+                progress("encoding", done, len(numbers))
+
+    entry = write_rows(folder, name, tokenizer, batches())
+    return {**entry, **save_array(folder, name, "answers", np.concatenate(marks)), "bytes": n_bytes}
+
+
+def _encode_batch(
+    split: ConversationSplit, numbers: np.ndarray, tokenizer: Tokenizer, template: ChatTemplate
+) -> list[tuple[list[int], list[bool]]]:
+    """These conversations, encoded together; where one is refused, one at a time to name it."""
+    try:
+        return template.encode_answers_batch([split.corpus.rows[k] for k in numbers], tokenizer, now=DAY)
+    except ChatError as error:
+        if len(numbers) == 1:
+            raise ConversationsError(f"{split.corpus.place(int(numbers[0]))}: {error}") from None
+        return [_encode_batch(split, numbers[k : k + 1], tokenizer, template)[0] for k in range(len(numbers))]

@@ -16,7 +16,7 @@ from pellucid.text.tokenizers.base import Tokenizer, TokenizerError
 from pellucid.text.workers import WorkerPool
 
 #: characters per unit; a longer document is cut where its tokenizer allows it. A worker needs some 100 bytes for each
-#: character while it encodes (docs/log.md)
+#: character while it encodes (docs/experiments/encoding.md)
 UNIT = 1 << 17
 _SIZE = struct.Struct("<Q")
 

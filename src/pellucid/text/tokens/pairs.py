@@ -1,39 +1,26 @@
-"""Pairs as ids in memory: two flat arrays, and the offsets at which each text begins in them.
+"""Pairs as ids on disk: each side of a part is one flat array, with the offsets at which its texts begin."""
 
-An id takes 2 bytes (4 if the vocabulary is larger than 65,536), and a pair 16 more for its two offsets: a million pairs
-of 30 ids on each side take 136 MB. Every run encodes them anew.
-"""
-
-import hashlib
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pellucid.text.read.known_scans import hash_of_code
 from pellucid.text.read.pairs import PairsError, PairSplit
 from pellucid.text.read.rows import TOGETHER, Progress
 from pellucid.text.split import PARTS
 from pellucid.text.tokenizers.base import Tokenizer
-from pellucid.text.tokens.store import FORMAT, check_ids, dtype_for
+from pellucid.text.tokens.stored_rows import RowTokens, StoredRows, manifest_of, prepare_rows, write_rows
+
+SIDES = ("source", "target")
 
 
 @dataclass(frozen=True)
-class Side:
-    """The texts of one side as one flat array of ids; a separator ends each. Text k is ids[starts[k] :
-    starts[k + 1]].
-    """
-
-    ids: np.ndarray
-    starts: np.ndarray
-    n_bytes: int
-    unknown: int = 0
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """The number of ids of each text with its separator, int64 [texts]."""
-        return np.diff(self.starts)
+class Side(StoredRows):
+    """The texts of one side, each a row that a separator ends."""
 
     def rows(self, numbers: np.ndarray, width: int, fill: int) -> tuple[np.ndarray, np.ndarray]:
         """These texts left-aligned, int64 [len(numbers), width] filled up with `fill`, and a bool mask of their own
@@ -68,32 +55,17 @@ class PairPart:
         """Bytes of the targets' text."""
         return self.target.n_bytes
 
+    def check_files(self) -> None:
+        """Raise TokensError if a file is shorter than it was (`Part.check_files`)."""
+        self.source.stored.check_files()
+        self.target.stored.check_files()
+
 
 @dataclass(frozen=True)
-class PairTokens:
-    """Both parts as ids, with a manifest of what they depend on; `key` is a hash of the manifest."""
+class PairTokens(RowTokens[PairSplit, PairPart]):
+    """Both parts of the pairs as ids; targets begin with `start`."""
 
-    manifest: dict[str, Any]
-    parts: dict[str, PairPart]
-    split: PairSplit = field(repr=False)
-    n_vocab: int = 0
-    separator: int = 0
-    start: int = 0
-
-    def part(self, name: str) -> PairPart:
-        """The part called `name`: train or held_out."""
-        return self.parts[name]
-
-    @property
-    def key(self) -> str:
-        """A hash of files, tokenizer and split: equal keys mean equal ids."""
-        return hashlib.sha256(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of memory that the ids take."""
-        sides = [side for part in self.parts.values() for side in (part.source, part.target)]
-        return sum(side.ids.nbytes + side.starts.nbytes for side in sides)
+    start: int
 
     def check_lengths(self, n_source: int, n_target: int) -> None:
         """Raise PairsError if a pair is longer than the encoder's or the decoder's context, and name the first such
@@ -119,19 +91,27 @@ class PairTokens:
             )
 
 
-def encode_pairs(split: PairSplit, tokenizer: Tokenizer, progress: Progress = None) -> PairTokens:
-    """Encode both parts of `split` with one tokenizer, in memory; a separator ends every text.
+def prepare_pairs(split: PairSplit, tokenizer: Tokenizer, folder: str | Path, progress: Progress = None) -> PairTokens:
+    """Both parts of `split` in `folder`/tokens-KEY, encoded unless they are there already; a separator ends every text.
+    A damaged folder is written again, and `notes` of the result say so.
 
     `Tokenizer.source_ids` encodes the sources, so that <s> stands before them where the vocabulary has it.
     """
-    parts = {}
+    stored, notes = prepare_rows(
+        split,
+        tokenizer,
+        folder,
+        [_code(), tokenizer.source_ids([])],
+        lambda working: {
+            f"{name}_{side}": _write_side(split, name, side, tokenizer, working, progress)
+            for name in PARTS
+            for side in SIDES
+        },
+    )
+    parts, about = {}, stored.manifest["parts"]
     for name in PARTS:
-        numbers = split.numbers(name)
-        source = _encode(split.corpus.sources, numbers, tokenizer, tokenizer.source_ids, progress)
-        target = _encode(split.corpus.targets, numbers, tokenizer, lambda ids: [*ids, tokenizer.separator], progress)
-        parts[name] = PairPart(name, numbers, source, target, tokenizer.n_vocab)
-    about = {"kind": tokenizer.kind, "hash": tokenizer.hash}
-    about |= {"n_vocab": tokenizer.n_vocab, "separator": tokenizer.separator}
+        source, target = (Side(stored.part(part), about[part]["unknown"]) for part in (f"{name}_{s}" for s in SIDES))
+        parts[name] = PairPart(name, split.numbers(name), source, target, tokenizer.n_vocab)
     counts = {
         name: {
             "pairs": part.n_pairs,
@@ -143,29 +123,31 @@ def encode_pairs(split: PairSplit, tokenizer: Tokenizer, progress: Progress = No
         }
         for name, part in parts.items()
     }
-    sources = [vars(source) for source in split.corpus.files]
-    manifest = {"format": FORMAT, "sources": sources, "tokenizer": about, "split": split.to_dict(), "parts": counts}
-    return PairTokens(manifest, parts, split, tokenizer.n_vocab, tokenizer.separator, tokenizer.start)
+    manifest = manifest_of(split, tokenizer, counts)
+    return PairTokens(manifest, parts, split, tokenizer.n_vocab, tokenizer.separator, notes, tokenizer.start)
 
 
-def _encode(
-    texts: list[str],
-    numbers: np.ndarray,
-    tokenizer: Tokenizer,
-    closed: Callable[[Sequence[int]], list[int]],
-    progress: Progress,
-) -> Side:
-    dtype, rows, lengths = dtype_for(tokenizer.n_vocab), [], []
-    n_bytes = unknown = 0
-    for first in range(0, len(numbers), TOGETHER):
-        some = [texts[pair] for pair in numbers[first : first + TOGETHER]]
-        n_bytes += sum(len(text.encode()) for text in some)
-        for ids in tokenizer.encode_batch(some):
-            unknown += int((ids == tokenizer.unknown).sum()) if tokenizer.unknown is not None else 0
-            check_ids(ids, tokenizer.n_vocab)
-            rows.append(np.asarray(closed(ids.tolist()), dtype))
-            lengths.append(len(rows[-1]))
-        if progress:
-            progress("encoding", first + len(some), len(numbers))
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return Side(np.concatenate(rows), starts, n_bytes, unknown)
+@cache
+def _code() -> str:
+    """What decides how pairs become ids: this package's code for it."""
+    return hash_of_code((Path(__file__),), ())
+
+
+def _write_side(
+    split: PairSplit, part: str, side: str, tokenizer: Tokenizer, folder: Path, progress: Progress
+) -> dict[str, Any]:
+    """Write one side of one part, and return its entry in the manifest."""
+    texts = split.corpus.sources if side == "source" else split.corpus.targets
+    own = [texts[pair] for pair in split.numbers(part)]
+    closed: Callable[[Sequence[int]], list[int]]
+    closed = tokenizer.source_ids if side == "source" else lambda ids: [*ids, tokenizer.separator]
+
+    def batches() -> Iterator[list[Sequence[int]]]:
+        for first in range(0, len(own), TOGETHER):
+            some = own[first : first + TOGETHER]
+            yield [closed(ids.tolist()) for ids in tokenizer.encode_batch(some)]
+            if progress:
+                progress("encoding", first + len(some), len(own))
+
+    entry = write_rows(folder, f"{part}_{side}", tokenizer, batches())
+    return {**entry, "bytes": sum(len(text.encode()) for text in own)}

@@ -13,23 +13,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from pellucid.destination import flush_files, flush_folder, naming
+from pellucid.destination import flush_files, flush_folder, replace_file
+from pellucid.json_files import JSONFileError, open_for_locking, read_json_file
 from pellucid.text.locking import lock
 from pellucid.text.read.chunks import TextChunk
+from pellucid.text.read.known_scans import CHECK_TEXT, is_settled, stamp_of
 from pellucid.text.split import PARTS, Split
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokens import encode as encoding
 from pellucid.text.tokens.encode import Counter, Encoders, units_of
-from pellucid.text.tokens.store import FORMAT, Tokens, TokensError
+from pellucid.text.tokens.store import FORMAT, Tokens, TokensError, write_manifest
 from pellucid.text.tokens.writer import PartWriter, remove_journal
-from pellucid.text.workers import WORTH_ENCODERS, choose_workers
+from pellucid.text.workers import choose_workers
 
 #: ids per shard, 32 MiB in uint16: the most that an interruption loses
 SHARD_TOKENS = 1 << 24
 #: the file that a process locks while it writes in a folder
 LOCK = "lock"
+#: the file of a tokens folder with the size, the times and the number of each file when it was verified last
+VERIFIED = "verified.json"
 
 Progress = Callable[[str, int, int], None] | None
 
@@ -47,31 +49,60 @@ def prepare_tokens(
 
     `progress(stage, done, total)` is called with bytes of text. `workers` processes encode (None: chosen by size); the
     ids are the same for any number. An interrupted call keeps its finished shards aside, and the next call continues
-    after them. An existing folder is left untouched unless its checksums show damage; then it is written again. Raises
+    after them. An existing folder is left untouched unless its checksums show damage; then it is written again, and
+    `notes` of the tokens say so. Files that have not changed since they were verified are not read again. Raises
     DocumentError if a file changed.
     """
     final = prepared_folder(split, tokenizer, folder)
-    if tokens := existing_tokens(final, tokenizer):
+    tokens, notes = existing_tokens(final, tokenizer)
+    if tokens:
         return tokens
     final.parent.mkdir(parents=True, exist_ok=True)
     with working_folder(final) as working:
-        finish_folder(
-            split, tokenizer, working, write_parts(split, tokenizer, working, progress, shard_tokens, workers)
-        )
+        content = {
+            "sources": [vars(source) for source in split.corpus.sources],
+            "split": split.to_dict(),
+            "parts": _write_parts(split, tokenizer, working, progress, shard_tokens, workers),
+            "held_out": {"note": split.note, "documents": split.held_out_documents()},
+        }
+        write_manifest(working, tokenizer, content)
         publish(working, final)
-    return Tokens.open(final, tokenizer)
+    tokens = Tokens.open(final, tokenizer)
+    tokens.notes = notes
+    return tokens
 
 
-def existing_tokens(final: Path, tokenizer: Tokenizer) -> Tokens | None:
-    """The finished tokens of this folder; None where there are none, and where damaged ones were removed."""
+def existing_tokens(final: Path, tokenizer: Tokenizer) -> tuple[Tokens | None, tuple[str, ...]]:
+    """The finished tokens of this folder; None where there are none, and where damaged ones were removed, with a
+    sentence about the damage.
+    """
     try:
         tokens = Tokens.open(final, tokenizer)
-        tokens.verify()
-        return tokens
-    except (TokensError, FileNotFoundError):  # the text to encode again is at hand
-        if final.exists():
-            shutil.rmtree(final)
-        return None
+        verify_changed(tokens)
+        return tokens, ()
+    except (TokensError, FileNotFoundError) as error:  # the text to encode again is at hand
+        if not final.exists():
+            return None, ()
+        shutil.rmtree(final)
+        why = str(error).removesuffix(": prepare the tokens again")
+        return None, (f"prepared tokens were damaged and have been encoded again: {why}",)
+
+
+def verify_changed(tokens: Tokens) -> None:
+    """Verify the tokens unless every file is as it was when they were verified last; CHECK_TEXT verifies them always.
+
+    Raises TokensError as `Tokens.verify`.
+    """
+    path = tokens.folder / VERIFIED
+    stamps = {name: stamp_of(tokens.folder / name) for name in tokens.checksums}
+    with contextlib.suppress(OSError, JSONFileError):
+        if not CHECK_TEXT.get() and read_json_file(path) == stamps:
+            return
+    were_settled = all(map(is_settled, stamps.values()))
+    tokens.verify()
+    if were_settled:
+        with contextlib.suppress(OSError):
+            replace_file(path, json.dumps(stamps).encode())
 
 
 def prepared_folder(split: Split, tokenizer: Tokenizer, folder: str | Path) -> Path:
@@ -96,7 +127,7 @@ def working_folder(final: Path) -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         working = shared
         try:
-            file = stack.enter_context((shared / LOCK).open("ab"))
+            file = stack.enter_context(open_for_locking(shared / LOCK))
             # another process may have renamed the folder meanwhile
             ours = lock(file) and os.path.samestat(os.fstat(file.fileno()), os.stat(shared / LOCK))
         except FileNotFoundError:
@@ -111,24 +142,17 @@ def working_folder(final: Path) -> Iterator[Path]:
                 shutil.rmtree(working, ignore_errors=True)
 
 
-def write_parts(
-    split: Split,
-    tokenizer: Tokenizer,
-    folder: Path,
-    progress: Progress,
-    shard_tokens: int,
-    workers: int | None,
-    documents: range | None = None,
+def _write_parts(
+    split: Split, tokenizer: Tokenizer, folder: Path, progress: Progress, shard_tokens: int, workers: int | None
 ) -> dict[str, dict[str, Any]]:
-    """Write the shards of both parts, of all documents or of these, and return the parts' entries in the manifest."""
-    n_bytes = np.asarray(split.corpus.documents.n_bytes)
-    total, counted = int((n_bytes if documents is None else n_bytes[documents.start : documents.stop]).sum()), Counter()
+    """Write the shards of both parts, and return the parts' entries in the manifest."""
+    total, counted = int(split.corpus.documents.rows["n_bytes"].sum()), Counter()
     tokenizer.save(folder)
-    n = choose_workers(total, WORTH_ENCODERS) if workers is None else workers
+    n = choose_workers(total) if workers is None else workers
     with Encoders(tokenizer, folder, n) as encoders:
         return {
             name: _write_part(
-                split.documents(name, documents),
+                split.documents(name),
                 name,
                 tokenizer,
                 folder,
@@ -139,29 +163,6 @@ def write_parts(
             )
             for name in PARTS
         }
-
-
-def finish_folder(split: Split, tokenizer: Tokenizer, folder: Path, parts: dict[str, dict[str, Any]]) -> None:
-    """Write the tokenizer, and then the manifest."""
-    tokenizer.save(folder)
-    about = {
-        "kind": tokenizer.kind,
-        "hash": tokenizer.hash,
-        "n_vocab": tokenizer.n_vocab,
-        "separator": tokenizer.separator,
-        "notes": list(tokenizer.notes),
-    }
-    manifest = {
-        "format": FORMAT,
-        "sources": [vars(source) for source in split.corpus.sources],
-        "tokenizer": about,
-        "split": split.to_dict(),
-        "parts": parts,
-        "held_out": {"note": split.note, "documents": split.held_out_documents()},
-    }
-    path = folder / "manifest.json"
-    with naming(path), path.open("w", encoding="utf-8", newline="\n") as file:
-        json.dump(manifest, file, indent=1)
 
 
 def _write_part(
@@ -176,7 +177,7 @@ def _write_part(
 ) -> dict[str, Any]:
     """Write one part's shards after those that are finished already, and return its entry in the manifest."""
     before = (counted.n_bytes, counted.n_characters)
-    made_by = (tokenizer.n_vocab, tokenizer.hash, tokenizer.separator, shard_tokens, tokenizer.unknown)
+    made_by = (tokenizer.n_vocab, tokenizer.hash, shard_tokens, tokenizer.unknown)
     with contextlib.closing(PartWriter(folder, name, *made_by)) as writer:
         writer.take_over()
         units, done = units_of(documents, tokenizer, counted), writer.unit

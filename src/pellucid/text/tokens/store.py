@@ -4,7 +4,9 @@
                tokenizer.json
                train-00000.bin ...       64 bytes of header, then ids in uint16 or uint32, little-endian
                train.documents.npy       where each document starts, int64
+               train.answers.npy         of conversations: which ids the assistant writes, bool
                held_out-00000.bin ...
+               train_source-00000.bin, train_target-00000.bin ...   of pairs, one for each side of a part
 
 KEY is a hash of everything the ids depend on, so a folder is never reused for other text, another tokenizer
 or another split. A folder appears under its name complete and flushed to disk, or not at all. Every
@@ -20,12 +22,16 @@ from typing import Any, Self
 
 import numpy as np
 
+from pellucid.destination import naming
+from pellucid.json_files import LONGEST_LIST, JSONFileError, check_regular, read_json_file
 from pellucid.text.tokenizers.base import Tokenizer
 
 FORMAT = 1
 #: magic, version, bytes per id, ids in this file, n_vocab, SHA-256 of the tokenizer
 HEADER = struct.Struct("<8sIIQQ32s")
 MAGIC = b"PLCDTOK\0"
+#: the arrays beside the shards, and the type of what they hold
+ARRAYS = {"documents": np.dtype(np.int64), "answers": np.dtype(bool)}
 
 
 class TokensError(ValueError):
@@ -38,7 +44,10 @@ class Part:
     n_vocab     every id is below this
     n_bytes     bytes of the original text, without separators
     starts      the position at which each document starts, int64 [n_documents]
+    answers     of conversations, which ids the assistant writes, bool [n_ids]
     """
+
+    answers: np.ndarray | None = None
 
     def __init__(
         self, shards: list[np.ndarray], starts: np.ndarray, n_vocab: int, n_bytes: int = 0, name: str = "tokens"
@@ -60,6 +69,11 @@ class Part:
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def ids(self) -> np.ndarray:
+        """All ids in their own type: mapped, where they are of one shard."""
+        return self._shards[0] if len(self._shards) == 1 else np.concatenate([np.zeros(0, "<u2"), *self._shards])
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """The ids from `start` up to `stop`, int64."""
@@ -110,7 +124,12 @@ class Part:
 
 
 class Tokens:
-    """A prepared folder: `part("train")`, `part("held_out")`, and the manifest."""
+    """A prepared folder: `part("train")`, `part("held_out")`, and the manifest.
+
+    `notes` are sentences about what was found damaged and was encoded again.
+    """
+
+    notes: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, manifest: dict[str, Any], parts: dict[str, Part]):
         self.folder, self.manifest, self._parts = folder, manifest, parts
@@ -155,21 +174,33 @@ class Tokens:
         """The same tokens with other parts in the place of those named; the manifest still describes the folder."""
         return Tokens(self.folder, self.manifest, self._parts | parts)
 
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The SHA-256 of each file by its name; folders of earlier versions have none for where documents start."""
+        parts = self.manifest["parts"].values()
+        shards = {shard["file"]: shard["sha256"] for part in parts for shard in part["shards"]}
+        arrays = {
+            part[f"{what}_file"]: part.get(f"{what}_sha256")
+            for part in parts
+            for what in ARRAYS
+            if f"{what}_file" in part
+        }
+        return shards | {name: digest for name, digest in arrays.items() if digest is not None}
+
     def verify(self, progress: Callable | None = None) -> None:
-        """Read every shard and compare its SHA-256 with the manifest. Raises TokensError that names a shard that
+        """Read every file and compare its SHA-256 with the manifest. Raises TokensError that names a file that
         differs.
         """
-        shards = [shard for part in self.manifest["parts"].values() for shard in part["shards"]]
-        for i, shard in enumerate(shards):
-            path = self.folder / shard["file"]
+        for i, (name, expected) in enumerate(self.checksums.items()):
+            path = self.folder / name
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if digest != shard["sha256"]:
+            if digest != expected:
                 raise TokensError(
                     f"{path} is damaged, its checksum differs from the manifest: prepare the tokens again"
                 )
             if progress:
-                progress("verifying", i + 1, len(shards))
+                progress("verifying", i + 1, len(self.checksums))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -178,12 +209,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise TokensError(f"{folder} holds no tokens: there is no manifest.json")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = read_json_file(path, LONGEST_LIST)
         if manifest["format"] != FORMAT:
             raise TokensError(f"{path} is of format {manifest['format']}, expected {FORMAT}: prepare the tokens again")
         if {name for name in ("sources", "tokenizer", "split", "parts") if name not in manifest}:
             raise KeyError
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError):
+    except (OSError, JSONFileError, KeyError, TypeError):
         raise TokensError(f"{path} is damaged: prepare the tokens again") from None
     return manifest
 
@@ -232,16 +263,24 @@ def _named(source: dict[str, Any]) -> str:
 def _open_part(folder: Path, name: str, part: dict[str, Any], made_by: dict[str, Any]) -> Part:
     paths = [folder / _plain_name(shard["file"]) for shard in part["shards"]]
     shards = [_open_shard(path, shard["tokens"], made_by) for path, shard in zip(paths, part["shards"], strict=True)]
-    index = folder / _plain_name(part["documents_file"])
-    try:
-        starts = np.load(index, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise TokensError(f"{index} is damaged or missing ({error}): prepare the tokens again") from None
-    if starts.dtype != np.int64 or starts.shape != (part["documents"],):
-        raise TokensError(f"{index} does not list {part['documents']} documents: prepare the tokens again")
+    starts = _open_array(folder, part, "documents", part["documents"])
     opened = Part(shards, starts, made_by["n_vocab"], part["bytes"], name)
+    if "answers_file" in part:
+        opened.answers = np.asarray(_open_array(folder, part, "answers", part["tokens"]))
+        paths.append(folder / part["answers_file"])
     opened._files = [(path, path.stat().st_size) for path in paths]
     return opened
+
+
+def _open_array(folder: Path, part: dict[str, Any], what: str, length: int) -> np.ndarray:
+    path = folder / _plain_name(part[f"{what}_file"])
+    try:
+        array = np.load(check_regular(path), mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise TokensError(f"{path} is damaged or missing ({error}): prepare the tokens again") from None
+    if array.dtype != ARRAYS[what] or array.shape != (length,):
+        raise TokensError(f"{path} does not list {length} {what}: prepare the tokens again")
+    return array
 
 
 def _plain_name(name: str) -> str:
@@ -256,7 +295,7 @@ def _plain_name(name: str) -> str:
 def _open_shard(path: Path, count: int, made_by: dict[str, Any]) -> np.ndarray:
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with check_regular(path).open("rb") as file:
             header = file.read(HEADER.size)
     except OSError as error:
         raise TokensError(f"{path} cannot be read ({error.strerror}): prepare the tokens again") from None
@@ -281,6 +320,31 @@ def _open_shard(path: Path, count: int, made_by: dict[str, Any]) -> np.ndarray:
 
 
 # Writing ------------------------------------------------------------------------------------
+
+
+def save_array(folder: Path, part: str, what: str, array: np.ndarray) -> dict[str, Any]:
+    """Write an array of a part, and return its entries in the manifest: the name of its file, and the checksum."""
+    path = folder / f"{part}.{what}.npy"
+    with naming(path), path.open("w+b") as file:
+        np.save(file, array.astype(ARRAYS[what]), allow_pickle=False)
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {f"{what}_file": path.name, f"{what}_sha256": digest}
+
+
+def write_manifest(folder: Path, tokenizer: Tokenizer, content: dict[str, Any]) -> None:
+    """Write the tokenizer, and then the manifest: the format, the tokenizer, and this content."""
+    tokenizer.save(folder)
+    about = {**tokenizer_entry(tokenizer), "notes": list(tokenizer.notes)}
+    path = folder / "manifest.json"
+    with naming(path), path.open("w", encoding="utf-8", newline="\n") as file:
+        json.dump({"format": FORMAT, "tokenizer": about, **content}, file, indent=1)
+
+
+def tokenizer_entry(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What a manifest says of the tokenizer."""
+    names = ("kind", "hash", "n_vocab", "separator")
+    return {name: getattr(tokenizer, name) for name in names}
 
 
 def dtype_for(n_vocab: int) -> np.dtype:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from pellucid.destination import naming
-from pellucid.text.tokens.store import FORMAT, HEADER, MAGIC, check_ids, dtype_for
+from pellucid.json_files import check_regular, read_json_file, read_regular
+from pellucid.text.tokens.store import FORMAT, HEADER, MAGIC, check_ids, dtype_for, save_array
 
 
 @dataclass
@@ -32,7 +33,6 @@ class PartWriter:
     name: str
     n_vocab: int
     tokenizer_hash: str
-    separator: int
     shard_tokens: int
     unknown: int | None = None
     shards: list[dict[str, Any]] = field(default_factory=list)
@@ -64,9 +64,9 @@ class PartWriter:
     def _finished(self, number: int) -> tuple[dict[str, Any], array] | None:
         path = self.folder / f"{self.name}-{number:05d}.bin"
         try:
-            shard = json.loads(path.with_suffix(".json").read_bytes())
-            ends = path.with_suffix(".ends").read_bytes()
-            with path.open("rb") as file:
+            shard = read_json_file(path.with_suffix(".json"))
+            ends = read_regular(path.with_suffix(".ends"))
+            with check_regular(path).open("rb") as file:
                 good = hashlib.file_digest(file, "sha256").hexdigest() == shard["sha256"]
             good = good and hashlib.sha256(ends).hexdigest() == shard.pop("ends")
             return (shard, array("q", ends)) if good else None
@@ -85,7 +85,7 @@ class PartWriter:
     def _add(self, ids: np.ndarray, ends: Iterable[int]) -> None:
         skip, self.within = self.within, 0
         base = self.tokens - skip
-        self.ends.extend(base + int(end) for end in ends if end > skip)
+        self.ends.extend(base + int(end) for end in ends if end > skip or not skip)  # a conversation may have no ids
         row = ids[skip:].astype(dtype_for(self.n_vocab))
         written = skip
         while len(row):
@@ -103,10 +103,6 @@ class PartWriter:
                 self._end(written)
         self.unit += 1
 
-    def end_document(self) -> None:
-        """Append the separator: the document is complete."""
-        self.add(np.array([self.separator]), (1,))
-
     def finish(self) -> dict[str, Any]:
         """End the last shard and return this part's entry in the manifest."""
         with naming(self.folder):
@@ -117,8 +113,7 @@ class PartWriter:
             self._end(0)
         ends = np.array(self.ends, dtype=np.int64)
         starts = np.concatenate([ends[:0] if not len(ends) else [0], ends[:-1]]).astype(np.int64)
-        np.save(self.folder / f"{self.name}.documents.npy", starts, allow_pickle=False)
-        named = {"shards": self.shards, "documents_file": f"{self.name}.documents.npy"}
+        named = {"shards": self.shards, **save_array(self.folder, self.name, "documents", starts)}
         return {"tokens": self.tokens, "documents": len(starts), **named, "unknown": self.n_unknown}
 
     def close(self) -> None:

@@ -1,0 +1,103 @@
+"""What a description of another project would lose of an architecture: what does not come back from it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from pellucid.architecture import Architecture
+from pellucid.hub.canonical_fields import canonical_fields
+from pellucid.hub.tables.entries import FamilyError
+from pellucid.option_values import ArchitectureError
+
+#: fields that say what kind of model it is, the most telling first
+KINDS = ("encoder", "readout", "attention.mask", "mlp.experts", "block", "positions.kind", "norm.kind", "mlp.form")
+#: how many targets a refusal names
+NEAREST = 3
+
+
+class Target(Protocol):
+    """A family, or another format, in which an architecture can be described."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def has_encoder(self) -> bool: ...
+
+    def round_trip(self, a: Architecture) -> Architecture:
+        """The architecture that is read from what is written of this one. Raises FamilyError and ArchitectureError."""
+        ...
+
+    def unmet_limits(self, a: Architecture) -> list[str]:
+        """The fields whose values the target cannot hold although its description has them."""
+        ...
+
+    def unreadable_field(self, a: Architecture, error: FamilyError) -> str:
+        """The field whose entry cannot be read back."""
+        ...
+
+
+SomeTarget = TypeVar("SomeTarget", bound=Target)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A field that a target cannot hold. `ends_comparison`: nothing else of the architecture could be compared."""
+
+    field: str
+    value: Any
+    ends_comparison: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.field} = {self.value}"
+
+
+def lost(a: Architecture, target: Target) -> list[Lost]:
+    """What does not come back from the target's own description, the most telling first; [] if nothing is lost."""
+    before = canonical_fields(a)
+    if target.has_encoder != (a.encoder is not None):
+        return [Lost("encoder", before["encoder"], True)]
+    unmet = target.unmet_limits(a)
+    try:
+        after = canonical_fields(target.round_trip(a))
+    except ArchitectureError:
+        # the description does not state this size: it is d_model / n_heads
+        return [Lost(name, before[name], True) for name in unmet or ["attention.d_head"]]
+    except FamilyError as error:
+        return [Lost(name, before[name], True) for name in unmet or [target.unreadable_field(a, error)]]
+    names = [name for name, value in before.items() if name in unmet or after.get(name) != value]
+    # None: without effect in one of the two, because of another field that differs
+    compared = [name for name in names if before[name] is not None and (name in unmet or after.get(name) is not None)]
+    before["attention.windows"] = list(a.attention.windows)  # as they were given, not layer by layer
+
+    def rank(field: Lost) -> tuple[int, bool, bool]:
+        """The kind of model first, then limits, options, and numbers, each in the order of the fields."""
+        kind = KINDS.index(field.field) if field.field in KINDS else len(KINDS)
+        return kind, field.field not in unmet, not isinstance(field.value, str)
+
+    return sorted((Lost(name, before[name]) for name in compared or names), key=rank)
+
+
+def first_able(a: Architecture, targets: Iterable[SomeTarget]) -> SomeTarget | None:
+    """The first target that holds all of the architecture."""
+    return next((target for target in targets if not lost(a, target)), None)
+
+
+def able_target(a: Architecture, targets: Iterable[SomeTarget], what: str, advice: str = "") -> SomeTarget:
+    """The same; where there is none, raises FamilyError, which names what the nearest targets cannot hold: of the first
+    everything, of the others one field.
+
+    what  the description that is asked for, such as "GGUF"
+    """
+    ways: dict[str, list[Lost]] = {}
+    for target in targets:
+        if not (fields := lost(a, target)):
+            return target
+        ways[target.name] = fields
+    nearest = sorted(ways.items(), key=lambda way: (way[1][0].ends_comparison, len(way[1])))[:NEAREST]
+    (name, fields), *others = nearest
+    parts = [f"{name} cannot represent {' and '.join(map(str, fields))}"]
+    parts += [f"{name} cannot represent {fields[0]}" for name, fields in others]
+    n_left = len(ways) - len(nearest)
+    more = f", and {n_left} other families are no nearer" if n_left else ""
+    raise FamilyError(f"this architecture cannot be written as {what}: {'; '.join(parts)}{more}{advice}")
