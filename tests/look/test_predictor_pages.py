@@ -1,4 +1,4 @@
-"""Predictors without attention in the inspector: their own steps and numbers, and a reason on the other pages."""
+"""Predictors without attention in the inspector: their own numbers and levels, and a reason on the other pages."""
 
 import math
 
@@ -11,9 +11,9 @@ from tests.look.conftest import TEXT, ready, shown_numbers
 from pellucid.generate.sampling import Sampling
 from pellucid.lens.core.inputs import InputError
 from pellucid.look.app import PAGES, PREDICTOR_PAGES, make_look_app
-from pellucid.look.predictor_reading import PREAMBLE, network_steps, prediction_levels, step_tensors
+from pellucid.look.predictor_reading import prediction_levels
 from pellucid.look.predictor_trace import predictor_trace
-from pellucid.look.reading import line_of, sampled
+from pellucid.look.reading import sampled
 from pellucid.look.session import PromptBody, Session
 from pellucid.look.trace_card import trace_facts
 from pellucid.predictors.mixture import Counted, NGramMixture
@@ -21,7 +21,6 @@ from pellucid.predictors.neural import NeuralProbabilistic, NeuralProbabilisticO
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.recurrent import Recurrent, RecurrentOptions
-from pellucid.reference.predictors import neural_probabilistic_lm, recurrent_lm
 from pellucid.text.tokenizers.tokenizer import BPETokenizer
 
 TOKENIZER = BPETokenizer.train([TEXT] * 20, 280, "gpt2")
@@ -135,45 +134,6 @@ def test_every_level_is_the_sum_that_its_equation_says(predictor, trace):
             assert k == 0 or len(level["context"]) == k or level["name"] == "mixture" or len(shown) == 1
 
 
-def test_every_step_of_a_network_is_its_code_and_in_the_definition(predictor, trace):
-    steps = network_steps(predictor)
-    tensors = step_tensors(trace, -1)
-    assert [step.name for step in steps] == list(tensors)
-    for step in steps:
-        scope = {"model": predictor, "trace": trace}
-        with torch.inference_mode():
-            exec(PREAMBLE + step.code, scope)
-        torch.testing.assert_close(scope["result"], tensors[step.name], msg=step.name)
-        line_of(step.definition)
-    if tensors and trace.ngram is None:
-        torch.testing.assert_close(tensors["logits"], trace.logits(trace.ids.size(1) - 1, trace.ids.size(1))[0])
-
-
-def test_the_steps_are_those_of_the_definition():
-    w = {name: p.detach().double().numpy() for name, p in network("neural-probabilistic").named_parameters()}
-    bengio = Predictor(network("neural-probabilistic"), TOKENIZER, "neural-probabilistic", {})
-    trace = predictor_trace(bengio, PROMPT)
-    context = trace.ids[0, -3:].flip(0).numpy()
-    expected = neural_probabilistic_lm(
-        context, w["embed.weight"], w["hidden.weight"], w["hidden.bias"], w["out.weight"], w["out.bias"]
-    )
-    np.testing.assert_allclose(step_tensors(trace, -1)["probs"].log(), expected, rtol=1e-4)
-    elman = network("recurrent", cell="elman")
-    w = {name: p.detach().double().numpy() for name, p in elman.named_parameters()}
-    trace = predictor_trace(Predictor(elman, TOKENIZER, "recurrent", {}), PROMPT)
-    expected = recurrent_lm(
-        trace.ids[0].tolist(),
-        w["embed.weight"],
-        w["cell.weight_hh_l0"],
-        w["cell.weight_ih_l0"],
-        w["cell.bias_ih_l0"] + w["cell.bias_hh_l0"],
-        w["out.weight"],
-        w["out.bias"],
-    )
-    for pos in (0, 2, -1):
-        np.testing.assert_allclose(step_tensors(trace, pos)["probs"].log(), expected[pos], rtol=1e-4)
-
-
 def test_every_page_opens_or_is_refused_with_the_reason(predictor):
     session = Session(predictor)
     app = make_look_app(session)
@@ -190,9 +150,7 @@ def test_every_page_opens_or_is_refused_with_the_reason(predictor):
         for edited in ({"edits": [{"op": "zero", "name": "embed"}]}, {"source": "a"}):
             refused = client.post("/api/trace", json={"text": PROMPT, **edited})
             assert "no tensors to edit and reads no source" in refused.json()["error"]["message"]
-        for part in client.get("/api/read/steps").json()["parts"]:
-            assert client.get(f"{path}/read/numbers/{part['name']}").status_code == 200
-        assert client.get(f"{path}/read/numbers/blocks.0").status_code == 404
+        assert client.get("/api/read/steps").status_code == 404
     assert set(PREDICTOR_PAGES) - set(PAGES) != set()
 
 
@@ -222,9 +180,6 @@ def test_the_pages_show_the_predictors_numbers(look_into, visit, kind):
     assert shown["levels.2.total"] == level.counts.sum()
     best = int(level.probs.argmax())
     assert shown[f"levels.2.{best}.3"] == level.probs[best]
-    if kind == "mixture":
-        page.wait_for_selector("[data-step='hidden'] canvas")
-        assert shown_numbers(page)["hidden[0]"] == pytest.approx(float(step_tensors(trace, 3)["hidden"][0]))
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.wait_for_selector("#sampling [data-code]")
     codes = page.locator("[data-code]").evaluate_all("(all) => all.map((e) => e.dataset.code)")

@@ -1,4 +1,4 @@
-"""The page Read for predictors that are no transformers: levels of counts, or the steps of a small network."""
+"""The page Read for predictors that are no transformers: the levels of an n-gram's counts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Request
-from starlette.responses import Response
 
-from pellucid.look.answers import npz, token_object
+from pellucid.look.answers import token_object
 from pellucid.look.mathml import mathml
 from pellucid.look.model_card import examples, loading_code
-from pellucid.look.predictor_steps import AXES, PREAMBLE, network_steps, step_numbers, step_tensors
 from pellucid.look.predictor_trace import PredictorTrace
-from pellucid.look.reading import add_sampling_route, column_of, line_of, source_text
+from pellucid.look.reading import add_sampling_route, line_of, source_text
 from pellucid.look.session import Model, Session
 from pellucid.look.step import Definition
 from pellucid.predictors.mixture import Counted, NGramMixture
@@ -33,16 +31,6 @@ CALLED = {
 
 def add_routes(app: FastAPI, session: Session) -> None:
     """The routes of the page Read for predictors."""
-
-    @app.get("/api/read/steps")
-    async def steps(request: Request, checkpoint: str = "") -> dict[str, Any]:
-        return await session.compute(
-            request, lambda: column_of(network_steps(session.model(checkpoint)), PREAMBLE, lambda step: AXES[step.name])
-        )
-
-    @app.get("/api/t/{trace_id}/read/numbers/{part}")
-    async def part_numbers(request: Request, trace_id: str, part: str, pos: int = -1) -> Response:
-        return npz(await session.compute(request, lambda: step_numbers(session.kept_predictor(trace_id), part, pos)))
 
     @app.get("/api/t/{trace_id}/read/levels")
     async def levels(request: Request, trace_id: str, pos: int = -1) -> dict[str, Any]:
@@ -106,7 +94,7 @@ def closed_pages(model: Model) -> dict[str, str]:
     closed = {
         "attention": f"{name} has no attention: nothing in it looks from one position at another.",
         "stream": f"{name} has no residual stream: there are no blocks after which it could say something else.",
-        "circuits": f"{name} has no heads and no blocks: the page Read shows all that it computes.",
+        "circuits": f"{name} has no heads and no blocks.",
         "experiment": f"{name} has no stream that one part writes and another reads, so there is nothing to patch: "
         "change the text, and the page Read shows what follows.",
     }
@@ -226,7 +214,7 @@ def mixture_facts(trace: PredictorTrace, counted: ContextLevel, at: int, followi
     """The mixture of a network and an n-gram as a last level."""
     mixture: Any = trace.predictor.network
     mixed = trace.logits(at, at + 1)[0].exp().numpy()
-    own = step_tensors(trace, at)["logits"].cpu().double().softmax(-1).numpy()
+    own = trace.network_logits(at)[0].double().softmax(-1).numpy()
     rows = [
         row_of(trace, token, [float(own[token]), float(counted.probs[token]), float(mixed[token])], following)
         for token in listed_tokens(mixed, following)

@@ -48,12 +48,6 @@ class PredictorTrace:
         return self.ids.nbytes
 
     @property
-    def network(self) -> Any:
-        """The network of the predictor, or that of a mixture; an n-gram (`Counted`) has the interface of one."""
-        network: Any = self.predictor.network
-        return network.network if isinstance(network, NGramMixture) else network
-
-    @property
     def ngram(self) -> NGram | None:
         """The counts, where the predictor is an n-gram or is mixed with one."""
         network: Any = self.predictor.network
@@ -80,15 +74,22 @@ class PredictorTrace:
         Those of counts are log-probabilities; a row is NaN where maximum likelihood says nothing.
         """
         network: Any = self.predictor.network
-        begin = max(0, first - max(int(network.reach), 1) + 1)
-        device = next((p.device for p in network.parameters()), torch.device("cpu"))
         try:
-            with torch.inference_mode():
-                return network(self.ids[:, begin:last].to(device))[0, first - begin :].cpu()
+            return self._read(network, first, last)
         except UnseenContextError:
             if last - first == 1:
                 return torch.full((1, network.choices.n_vocab), math.nan, dtype=torch.float64)
             return torch.cat([self.logits(pos, pos + 1) for pos in range(first, last)])
+
+    def network_logits(self, pos: int) -> Tensor:
+        """Logits of the network in a mixture, without the counts, of the token after a position, [1, n_vocab]."""
+        return self._read(self.predictor.network.network, pos, pos + 1)
+
+    def _read(self, network: Any, first: int, last: int) -> Tensor:
+        begin = max(0, first - max(int(network.reach), 1) + 1)
+        device = next((p.device for p in network.parameters()), torch.device("cpu"))
+        with torch.inference_mode():
+            return network(self.ids[:, begin:last].to(device))[0, first - begin :].cpu()
 
     def top(self, pos: int = -1, k: int = 10) -> list[tuple[str, float]]:
         """The k likeliest tokens after a position, with their probabilities."""

@@ -1,25 +1,20 @@
-// The page Read for predictors without attention: the levels of an n-gram, or the steps of a small network.
+// The page Read for predictors without attention: how an n-gram's counts, level by level, make a prediction.
 
-import { html, useState } from "./preact.js";
+import { html } from "./preact.js";
 import { useJson } from "./api.js";
 import { CopyButton, Num, Term, Token, Waiting, percent } from "./parts.js";
-import { Equation, Part, Sampling, Source } from "./read.js";
+import { Equation, Sampling, Source } from "./read.js";
 import { FromText } from "./text_parts.js";
 
 export const page = { name: "read", title: "Read", needs: "trace", Page };
 
 function Page({ view, set, model, a, pos }) {
-  const column = useJson("api/read/steps", { checkpoint: view.checkpoint || null });
   const levels = useJson(`api/t/${a.id}/read/levels`, { pos });
-  const [open, setOpen] = useState(["embed", "hidden", "output"]), first = Math.max(0, pos - model.n_ctx + 1);
-  const fold = (change) => (change.open ? setOpen(change.open) : set(change));
-  const shared = { view: { ...view, open }, set: fold, model, a, pos, goTo: () => {} };
+  const first = Math.max(0, pos - model.n_ctx + 1);
   return html`<div class="read">
     <p class="lead">How the token after <${Token} text=${a.tokens[pos].text} special=${a.tokens[pos].special} /> at position ${pos} is predicted. ${model.kind === "recurrent" ? "This predictor reads one token after the other, and keeps what it has read in one vector." : model.n_ctx ? html`This predictor reads the last ${model.n_ctx > 1 ? `${model.n_ctx} tokens` : "token"} and nothing before:
       ${a.tokens.slice(first, pos + 1).map((token) => html`<${Token} text=${token.text} special=${token.special} />`)}` : "This predictor reads no context at all."}<span class="screen"> Click another token above to follow it.</span></p>
     <${FromText} a=${a} pos=${pos} />
-    <${Waiting} of=${column} what="listing the steps" />
-    ${(column.value?.parts ?? []).map((part) => html`<${Part} key=${part.name} part=${part} definitions=${column.value.definitions} code=${`from pellucid.look.predictor_steps import step_numbers\n\nnumbers = step_numbers(trace, "${part.name}", ${pos})`} ...${shared} />`)}
     <${Waiting} of=${levels} />
     ${(levels.value?.levels ?? []).map((level) => html`<${Level} key=${level.name} level=${level} definition=${levels.value.definitions[level.definition]} trace=${a.code} at=${`${a.id}/${pos}`} />`)}
     <${Sampling} view=${view} set=${set} a=${a} pos=${pos} model=${model} />

@@ -75,10 +75,10 @@ const partTitle = (name) => {
   const side = name.startsWith("encoder.") ? "Encoder: " : "", inner = name.replace("encoder.", "");
   if (inner === "embed") return `${side}From tokens to vectors`;
   if (inner === "output") return side ? "Encoder: the last stream" : "From vectors to the next token";
-  return inner === "hidden" ? "The hidden layer" : `${side}Block ${inner.split(".")[1]}`;
+  return `${side}Block ${inner.split(".")[1]}`;
 };
 
-const GROUPS = { embed: "embedding", stream: "residual stream", norm: "norm", attention: "attention", cross: "cross-attention", mlp: "MLP", output: "unembedding", hidden: "hidden layer", state: "state", logits: "logits" };
+const GROUPS = { embed: "embedding", stream: "residual stream", norm: "norm", attention: "attention", cross: "cross-attention", mlp: "MLP", output: "unembedding" };
 
 function Page({ view, set, model, a, pos }) {
   const column = useJson("api/read/steps", { checkpoint: view.checkpoint || null });
@@ -114,12 +114,10 @@ function Page({ view, set, model, a, pos }) {
 const NOT_SHOWN = {
   embed: "what a vector means: Circuits lists the tokens that are nearest to it.",
   output: "which part of the model wrote a score: Stream splits it.",
-  hidden: "how this number of hidden units was chosen, and what another number would predict.",
-  state: "which earlier token left what in the state.",
   block: "why a head looks where it looks, and what comes of its result: Attention and Stream show that.",
 };
 
-export function Part({ part, definitions, view, set, model, a, pos, goTo, code }) {
+function Part({ part, definitions, view, set, model, a, pos, goTo, code }) {
   const open = view.open.includes(part.name);
   const values = useLoad(open ? (signal) => getNpz(route(`api/t/${a.id}/read/numbers/${part.name}`, { pos }), signal) : null, [a.id, pos, part.name, open]);
   const toggle = () => set({ open: open ? view.open.filter((name) => name !== part.name) : [...view.open, part.name] });
