@@ -28,7 +28,7 @@ CLIENTS = Path(os.environ.get("PELLUCID_CLIENTS") or DATA.parents[1] / ".clients
 #: the property tests whose number of examples is set, by their identity: one function is several items
 SHARED: dict[int, object] = {}
 #: whether what requirements/docs.txt names is installed
-SITE_TOOLS = all(map(importlib.util.find_spec, ("sphinx", "furo", "myst_parser", "latex2mathml", "ziamath")))
+SITE_TOOLS = all(map(importlib.util.find_spec, ("sphinx", "furo", "myst_parser", "ziamath")))
 
 
 @pytest.fixture(scope="session")

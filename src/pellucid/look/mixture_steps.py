@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from pellucid.architecture import Architecture
-from pellucid.look.step import Step
+from pellucid.look.step import Step, linear_equation
 
 EXPERT_SYMBOLS = {"router": "r_i", "expert_weights": "g_i"}
 EXPERT_TITLES = {
@@ -71,16 +71,16 @@ def expert_weights(steps: MlpStepWriter, at: str) -> tuple[str, str]:
     symbol = steps.symbol(at + "router")
     chosen = f"chosen = torch.zeros_like({r}, dtype=torch.bool).scatter(-1, {r}.topk({k}).indices, True)"
     if steps.a.mlp.router_softmax == "chosen":
-        right = f"softmax_{{e \\in U}} {symbol}"
+        right = f"\\text{{softmax}}_{{e \\in U}} {symbol}"
         return right, f"{chosen}\nresult = {r}.masked_fill(~chosen, -torch.inf).softmax(-1)"
-    right = f"[e \\in U] softmax_e {symbol}"
+    right = f"[e \\in U] \\text{{softmax}}_e {symbol}"
     return right, f"{chosen}\nresult = {r}.softmax(-1).masked_fill(~chosen, 0.0)"
 
 
 def expert_output(steps: MlpStepWriter, inner: str, weights: str) -> tuple[str, str]:
     """What one expert's last map computes, before its weight, as a formula and as code."""
     has_bias = steps.a.mlp.bias == "all"
-    right = f"{steps.symbol(inner + 'post')} {{W_{{down}}}}^T{' + b_{down}' if has_bias else ''}"
+    right = linear_equation(steps.symbol(inner + "post"), "down", has_bias)
     return right, steps.linear(weights + "down", steps.tensor(inner + "post"), has_bias)
 
 

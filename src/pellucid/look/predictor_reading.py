@@ -8,12 +8,11 @@ import numpy as np
 from fastapi import FastAPI, Request
 
 from pellucid.look.answers import token_object
-from pellucid.look.mathml import mathml
 from pellucid.look.model_card import examples, loading_code
 from pellucid.look.predictor_trace import PredictorTrace
 from pellucid.look.reading import add_sampling_route, line_of, source_text
 from pellucid.look.session import Model, Session
-from pellucid.look.step import Definition
+from pellucid.look.step import Definition, mathml
 from pellucid.predictors.mixture import Counted, NGramMixture
 from pellucid.predictors.ngram import ContextLevel, NGram
 
@@ -188,26 +187,26 @@ def level_equation(ngram: NGram, level: ContextLevel, k: int) -> LevelEquation:
     smoothing, total = ngram.choices.smoothing, float(level.counts.sum())
     facts: list[tuple[str, str, float]] = [("total", "c(h)", total)]
     if smoothing == "maximum-likelihood":
-        return LevelEquation("P (w) = \\frac{c (h w)}{c (h)}", tuple(facts))
+        return LevelEquation("P(w) = \\frac{c(h w)}{c(h)}", tuple(facts))
     if smoothing == "add-alpha":
         facts += [("alpha", "\u03b1", ngram.choices.alpha), ("below", "\u03bb", level.below)]
         return LevelEquation(
-            "P (w) = \\frac{c (h w) + \\alpha}{c (h) + \\alpha V} , \\lambda = \\frac{\\alpha V}{c (h) + \\alpha V}",
+            "P(w) = \\frac{c(h w) + \\alpha}{c(h) + \\alpha V}, \\; \\lambda = \\frac{\\alpha V}{c(h) + \\alpha V}",
             tuple(facts),
         )
     d = ngram.discounts[k]
-    shorter = f"P_{k - 1} (w)" if k else "\\frac{1}{V}"
-    own = f"P_{k} (w) = \\frac{{max ( c (h w) - D , 0 )}}{{c (h)}} + \\lambda {shorter}"
+    shorter = f"P_{{{k - 1}}}(w)" if k else "\\frac{1}{V}"
+    own = f"P_{{{k}}}(w) = \\frac{{\\max(c(h w) - D, 0)}}{{c(h)}} + \\lambda {shorter}"
     if smoothing == "kneser-ney":
         facts += [("types", "N(h)", float((level.counts > 0).sum())), ("D", "D", d[0])]
-        weight = "\\lambda = \\frac{D N (h)}{c (h)}"
+        weight = "\\lambda = \\frac{D N(h)}{c(h)}"
     else:
         for count in (1, 2, 3):
             these = level.counts == count if count < 3 else level.counts >= 3
             name = f"{count}" if count < 3 else "3+"
             facts += [(f"N{count}", f"N{name}(h)", float(these.sum())), (f"D{count}", f"D{name}", d[count - 1])]
-        weight = "\\lambda = \\frac{D_1 N_1 + D_2 N_2 + D_3 N_3}{c (h)}"
-    return LevelEquation(f"{own} , {weight}", (*facts, ("below", "\u03bb", level.below)))
+        weight = "\\lambda = \\frac{D_1 N_1 + D_2 N_2 + D_3 N_3}{c(h)}"
+    return LevelEquation(f"{own}, \\; {weight}", (*facts, ("below", "\u03bb", level.below)))
 
 
 def mixture_facts(trace: PredictorTrace, counted: ContextLevel, at: int, following: int | None) -> dict[str, Any]:
@@ -222,7 +221,7 @@ def mixture_facts(trace: PredictorTrace, counted: ContextLevel, at: int, followi
     return {
         "name": "mixture",
         "context": [],
-        "math": mathml("P (w) = \\lambda P_{network} (w) + (1 - \\lambda) P_{counted} (w)"),
+        "math": mathml("P(w) = \\lambda P_{\\text{network}}(w) + (1 - \\lambda) P_{\\text{counted}}(w)"),
         "facts": [{"name": "mixture.weight", "label": "\u03bb", "value": mixture.weight}],
         "columns": ["network", "n-gram", "probability"],
         "rows": rows,

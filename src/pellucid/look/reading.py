@@ -20,10 +20,9 @@ from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import Trace
 from pellucid.look.answers import npz, numbers, spell
 from pellucid.look.caching import cached_step
-from pellucid.look.mathml import mathml
 from pellucid.look.predictor_trace import PredictorTrace
 from pellucid.look.session import Session
-from pellucid.look.step import Definition, Step
+from pellucid.look.step import Definition, Step, mathml
 from pellucid.look.steps import model_steps
 from pellucid.model.float64 import in_float64
 from pellucid.tensor_names import axes

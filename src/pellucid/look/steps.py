@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pellucid.architecture import Architecture
 from pellucid.look.mixture_steps import expert_symbol, mixture_steps, sum_of_experts
-from pellucid.look.step import Definition, Step
+from pellucid.look.step import Definition, Step, linear_equation
 from pellucid.look.step_names import SYMBOLS, TITLES
 
 #: the product with a norm's factor, by norm.gain
@@ -17,13 +17,13 @@ GAINED = {"g": " \\odot \\gamma", "1+g": " \\odot (1 + \\gamma)", "1": ""}
 NORM_PARTS = {"scale": "The size of the vector", "normalized": "The vector, divided by its size"}
 BLOCK_FUNCTIONS = {kind: f"{kind}_block" for kind in ("pre", "post", "parallel", "shared", "inner", "sandwich")}
 ACTIVATIONS = {
-    "gelu": ("gelu", "F.gelu({})"),
-    "gelu_tanh": ("gelu", 'F.gelu({}, approximate="tanh")'),
-    "relu": ("relu", "{}.relu()"),
-    "relu2": ("relu2", "{}.relu().square()"),
-    "silu": ("silu", "F.silu({})"),
-    "quick_gelu": ("gelu", "{0} * (1.702 * {0}).sigmoid()"),
-    "tanh": ("tanh", "{}.tanh()"),
+    "gelu": ("\\text{gelu}", "F.gelu({})"),
+    "gelu_tanh": ("\\text{gelu}", 'F.gelu({}, approximate="tanh")'),
+    "relu": ("\\text{relu}", "{}.relu()"),
+    "relu2": ("\\text{relu}^2", "{}.relu().square()"),
+    "silu": ("\\text{silu}", "F.silu({})"),
+    "quick_gelu": ("\\text{gelu}", "{0} * (1.702 * {0}).sigmoid()"),
+    "tanh": ("\\tanh", "{}.tanh()"),
 }
 
 
@@ -84,7 +84,7 @@ class StepWriter:
         letter = "\\sigma_i" if layer else "\\rho_i"
         scale, normalized = f"\\t{{{self.scope}{name}.scale}}{{{letter}}}", f"{self.scope}{name}.normalized"
         centre = " - \\mu_i" if layer else ""
-        mean_square = f"\\frac{{1}}{{m}} {{\\norm {right}{centre} \\norm}}^2"
+        mean_square = f"\\frac{{1}}{{m}} {{\\lVert {right}{centre} \\rVert}}^2"
         inside = self.a.norm.eps_at == "inside"
         root = f"\\sqrt{{{mean_square} + \\epsilon}}" if inside else f"\\sqrt{{{mean_square}}} + \\epsilon"
         square = "x.var(-1, unbiased=False, keepdim=True)" if layer else "x.square().mean(-1, keepdim=True)"
@@ -168,7 +168,7 @@ class StepWriter:
             parts.append("pos_embed")
         if a.positions.kind == "sinusoidal":
             base, sizes = f"{a.positions.base:g}", f"{a.embed_sum_width}, {a.positions.base!r}"
-            right = f"(sin(i w_k), cos(i w_k))_k , w_k = {base}^{{-2k/{'e' if of_sum else 'm'}}}"
+            right = f"(\\sin(i w_k), \\cos(i w_k))_k, \\; w_k = {base}^{{-2k/{'e' if of_sum else 'm'}}}"
             code = (
                 "from pellucid.reference.embedding import sinusoid_at\nimport numpy as np\n"
                 f"rows = sinusoid_at(np.arange({self.n}), {sizes}, {a.positions.layout!r})\n"
@@ -333,7 +333,7 @@ class StepWriter:
         if a.attention.qk_norm == "none":
             return x
         if a.attention.qk_norm.startswith("rms"):
-            return f"\\frac{{{x}}}{{rms}}{GAINED[a.norm.gain]}"
+            return f"\\frac{{{x}}}{{\\text{{rms}}}}{GAINED[a.norm.gain]}"
         beta = " + \\beta" if a.attention.qk_norm == "layer" and a.norm.bias == "all" else ""
         return f"(\\frac{{{x} - \\mu}}{{\\sigma}}{GAINED[a.norm.gain]}{beta})"
 
@@ -359,7 +359,7 @@ class StepWriter:
     def softmax(self, at: str) -> tuple[str, str]:
         """The pattern of an attention from its scores, as an equation and in code."""
         s, scores = self.symbol(at + "scores"), self.tensor(at + "scores")
-        return f"\\frac{{exp {s}}}{{\\sum_j exp {s}}}", f"result = {scores}.softmax(-1)"
+        return f"\\frac{{\\exp {s}}}{{\\sum_j \\exp {s}}}", f"result = {scores}.softmax(-1)"
 
     def mixing(self, layer: int, kind: str, turned: bool) -> Iterator[Step]:
         """Scores, pattern, mixed values, and what each head writes."""
@@ -382,12 +382,12 @@ class StepWriter:
         product = (
             f"{self.symbol(q)} \\cdot {self.symbol(k)}"
             if not normed
-            else f"norm({self.symbol(q)}) \\cdot norm({self.symbol(k)})"
+            else f"\\text{{norm}}({self.symbol(q)}) \\cdot \\text{{norm}}({self.symbol(k)})"
         )
         right = f"{scales[a.attention.scale]}{product}"
         if a.attention.score_cap:
             c = a.attention.score_cap
-            right = f"{c:g} tanh({right} / {c:g})"
+            right = f"{c:g} \\tanh({right} / {c:g})"
             lines.append(f"s = {c!r} * (s / {c!r}).tanh()")
         if kind == "attn" and a.biases_scores:
             table = f"{self.weight('relative.weight')}.cpu().numpy()" if a.positions.kind == "relative" else "None"
@@ -400,8 +400,8 @@ class StepWriter:
         if kind == "attn":
             window = a.window(layer)
             rule = {"causal": "j \\le i", "prefix": "j \\le i", "bidirectional": ""}[a.attention.mask]
-            rule = ", ".join(filter(None, [rule, f"i - j < {window}" if window else ""]))
-            right += f" , {rule}" if rule else ""
+            rule = ", \\; ".join(filter(None, [rule, f"i - j < {window}" if window else ""]))
+            right += f", \\; {rule}" if rule else ""
             lines += [
                 "from pellucid.reference.layers import visible_keys",
                 f"may_read = torch.from_numpy(visible_keys({self.arch}, {layer}, {self.n}, {self.n}, None))",
@@ -444,11 +444,11 @@ class StepWriter:
             number = f".{n}" if a.mlp.n_hidden > 1 else ""
             gated = a.mlp.form == "gated"
             if gated:
-                right = f"{self.symbol(x)} {{W_{{gate}}}}^T{' + b_{gate}' if biased else ''}"
+                right = linear_equation(self.symbol(x), "gate", biased)
                 code = f"result = {self.linear(weights + 'gate', self.tensor(x), biased)}"
                 yield self.step(at + "gate", "mlp", right, code, ("layers.py", "single_mlp", "gate = tap"))
             pre, post = at + f"pre{number}", at + f"post{number}"
-            right = f"{self.symbol(x)} {{W_{{up}}}}^T{' + b_{up}' if biased else ''}"
+            right = linear_equation(self.symbol(x), "up", biased)
             code = f"result = {self.linear(f'{weights}up.{n}', self.tensor(x), biased)}"
             yield self.step(pre, "mlp", right, code, ("layers.py", "single_mlp", "pre = tap"))
             right, code = f"{symbol}({self.symbol(pre)})", f"result = {activation.format(self.tensor(pre))}"
@@ -468,7 +468,7 @@ class StepWriter:
         """What the MLP writes, behind its norm where there is one."""
         a, at = self.a, f"blocks.{layer}."
         biased = a.mlp.bias == "all"
-        right = f"{self.symbol(self.hidden)} {{W_{{down}}}}^T{' + b_{down}' if biased else ''}"
+        right = linear_equation(self.symbol(self.hidden), "down", biased)
         code = self.linear(at + "mlp.down", self.tensor(self.hidden), biased)
         if a.mlp.experts:
             right, code = sum_of_experts(self, at + "mlp.")
@@ -520,7 +520,7 @@ class StepWriter:
                 gained = self.gained('w["unembed.norm.gain"]')
                 bias = ' + w["unembed.norm.bias"]' if layer and a.norm.bias == "all" else ""
                 lines.append(f"x = {centred} / {size}{gained}{bias}")
-                right = f"norm({right})"
+                right = f"\\text{{norm}}({right})"
             x = "x"
         elif a.d_embed:
             x = f'({x}) @ w["unembed.projection.weight"].T'
@@ -532,13 +532,13 @@ class StepWriter:
         rooted = factors[a.logit_scale]
         right = f"{rooted}{right} {{W_U}}^T{' + b_U' if biased else ''}"
         if a.logit_cap:
-            right = f"{a.logit_cap:g} tanh({right} / {a.logit_cap:g})"
+            right = f"{a.logit_cap:g} \\tanh({right} / {a.logit_cap:g})"
             lines.append(f"result = {a.logit_cap!r} * (result / {a.logit_cap!r}).tanh()")
         yield self.step("logits", "output", right, "\n".join(lines), ("transformer.py", "readout", "logits = x @"))
         yield self.step(
             "probs",
             "output",
-            f"\\frac{{exp {self.symbol('logits')}}}{{\\sum_v exp l_{{iv}}}}",
+            f"\\frac{{\\exp {self.symbol('logits')}}}{{\\sum_v \\exp l_{{iv}}}}",
             'result = trace["logits"].softmax(-1)',
             ("transformer.py", "trace_by_definition", "probs"),
             title="The probabilities at the masked token" if a.attention.mask == "bidirectional" else "",
