@@ -13,6 +13,7 @@ from pellucid.look.predictor_trace import PredictorTrace
 from pellucid.look.reading import add_sampling_route, line_of, source_text
 from pellucid.look.session import Model, Session
 from pellucid.look.step import Definition, mathml
+from pellucid.model.float64 import in_float64
 from pellucid.predictors.mixture import Counted, NGramMixture
 from pellucid.predictors.ngram import ContextLevel, NGram
 
@@ -213,7 +214,7 @@ def mixture_facts(trace: PredictorTrace, counted: ContextLevel, at: int, followi
     """The mixture of a network and an n-gram as a last level."""
     mixture: Any = trace.predictor.network
     mixed = trace.logits(at, at + 1)[0].exp().numpy()
-    own = trace.network_logits(at)[0].double().softmax(-1).numpy()
+    own = in_float64(trace.network_logits(at))[0].softmax(-1).numpy()
     rows = [
         row_of(trace, token, [float(own[token]), float(counted.probs[token]), float(mixed[token])], following)
         for token in listed_tokens(mixed, following)
