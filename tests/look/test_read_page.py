@@ -1,6 +1,7 @@
 """The page Read: its steps are the model's own, for every kind of architecture, and its numbers are the trace's."""
 
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -14,10 +15,14 @@ from pellucid.generate.sampling import Sampling
 from pellucid.language_model import LanguageModel
 from pellucid.lens.core.inputs import InputError
 from pellucid.look.caching import cached_step
-from pellucid.look.reading import PREAMBLE, column, dot_product, numbers_of_part, sampled, shuffled_order
+from pellucid.look.reading import column, dot_product, numbers_of_part, sampled, shuffled_order
 from pellucid.look.session import Session
 from pellucid.look.step import mathml
 from pellucid.look.steps import model_steps
+from pellucid.reference.functions import softmax
+from pellucid.reference.tap import NoRecorder
+from pellucid.reference.transformer import encode, forward, hidden
+from pellucid.reference.weights import random_weights
 from pellucid.tensor_names import axes, names
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 from planted import BASE, TWO_LISTS
@@ -124,66 +129,78 @@ def model_of(kind):
     return small_model(**KINDS[kind])
 
 
+class Definition(NoRecorder):
+    """One pass of the definition with edits: the values of its tensors, and the function and line that tapped each."""
+
+    def __init__(self, a, edits=None, scope=None):
+        self.scope, self.edits = scope or "", edits or {}
+        if scope is not None:
+            return
+        self.values, self.places = {}, {}
+        rng = np.random.default_rng(0)
+        weights, tokens = random_weights(a, rng), rng.integers(0, a.n_vocab, 6)
+        source = encode(a, weights, tokens[:4], tap=self) if a.encoder is not None else None
+        if a.readout == "none":
+            hidden(a, weights, tokens, tap=self)
+        else:
+            self.values["probs"] = softmax(forward(a, weights, tokens, source=source, tap=self))[None]
+            self.places["probs"] = "trace_by_definition", None
+
+    def __call__(self, name, value):
+        full, caller = self.scope + name, sys._getframe(1)
+        value = self.edits.get(full, lambda x: x)(value)
+        self.values[full], self.places[full] = value, (caller.f_code.co_name, caller.f_lineno)
+        return value
+
+    def at(self, scope):
+        inner = Definition(None, self.edits, f"{self.scope}{scope}.")
+        inner.values, inner.places = self.values, self.places
+        return inner
+
+
+def moved(x):
+    """A tensor with other numbers."""
+    return x + np.random.default_rng(1).normal(size=x.shape)
+
+
 @pytest.fixture(scope="module", params=one_in(3, KINDS))
-def traced(request):
-    """A model of each kind, whose weights are random everywhere, and a trace of it."""
-    model = model_of(request.param)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in model.network.parameters():
-            weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
-    source = {"source": "the dog sat"} if model.architecture.encoder is not None else {}
-    return model, model.trace(TEXT, **source)
+def architecture(request):
+    """One of each kind."""
+    return model_of(request.param).architecture
 
 
-def test_every_tensor_of_the_model_has_one_step_and_no_other_has(traced):
-    _, trace = traced
-    steps = [step.name for step in model_steps(trace.architecture)]
-    expected = names(trace.architecture) + (["probs"] if trace.architecture.readout != "none" else [])
+def test_every_tensor_of_the_model_has_one_step_and_no_other_has(architecture):
+    steps = [step.name for step in model_steps(architecture)]
+    expected = names(architecture) + (["probs"] if architecture.readout != "none" else [])
     assert sorted(steps) == sorted(expected)
     assert len(steps) == len(set(steps))
 
 
-def test_every_step_computes_its_tensor_from_the_ones_that_it_names(traced):
-    model, trace = traced
-    for step in model_steps(trace.architecture):
-        # the definition computes in NumPy, which reads no memory of a GPU
-        assert not re.search(r"(?<!\.cpu\(\))\.numpy\(\)", step.code), step.name
-        scope = {"model": model, "trace": trace}
-        exec(PREAMBLE + step.code, scope)
-        want = trace[step.name]
-        got = torch.as_tensor(np.asarray(scope["result"]))
-        assert got.shape == want.shape, step.name
-        torch.testing.assert_close(got.to(want.dtype), want, rtol=2e-4, atol=2e-5, msg=step.name)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["gpt-2", "llama", "gemma", "alibi", "relative", "n-gram tables", "post"])
-def test_the_code_of_every_step_runs_where_the_model_is(kind):
-    model = model_of(kind)
-    model.network.to("cuda")
-    trace = model.trace(TEXT)
-    for step in model_steps(trace.architecture):
-        scope = {"model": model, "trace": trace}
-        exec(PREAMBLE + step.code, scope)
-        want = trace[step.name].cpu()
-        got = torch.as_tensor(scope["result"]).cpu().to(want.dtype)
-        torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-4, msg=step.name)
-
-
-def test_every_symbol_is_a_tensor_and_every_step_is_in_the_definition(traced):
-    _, trace = traced
-    known = {*names(trace.architecture), "probs"}
-    for step in model_steps(trace.architecture):
+def test_every_equation_names_the_tensors_that_its_step_is_computed_from_and_no_other(architecture):
+    plain = Definition(architecture).values
+    first = {"embed": moved, "encoder.embed": moved}
+    for step in model_steps(architecture):
         drawn = mathml(step.equation)
-        assert f'data-tensor="{step.name}"' in drawn
         assert "\\" not in drawn, "a command that latex2mathml lacks"
-        for part in drawn.split('data-tensor="')[1:]:
-            assert part.partition('"')[0] in known, step.equation
-    shown = column(trace.architecture)
-    for part in shown["parts"]:
-        for step in part["steps"]:
-            assert 0 <= step["line"] < len(shown["definitions"][step["definition"]]["lines"])
+        own, *read = re.findall('data-tensor="([^"]*)"', drawn)
+        assert own == step.name
+        if own not in first:
+            kept = {name: lambda _, name=name: plain[name] for name in read}
+            np.testing.assert_array_equal(Definition(architecture, first | kept).values[own], plain[own], own)
+        for name in set(read):
+            assert not np.array_equal(Definition(architecture, {name: moved}).values[own], plain[own]), (own, name)
+
+
+def test_every_step_points_at_the_line_of_the_definition_that_computes_it(architecture):
+    shown, places = column(architecture), Definition(architecture).places
+    for step in (step for part in shown["parts"] for step in part["steps"]):
+        definition = shown["definitions"][step["definition"]]
+        function, number = places[step["name"]]
+        assert f"def {function}(" in definition["lines"][0]
+        if number is None:
+            assert f'tap("{step["name"]}"' in definition["lines"][step["line"]]
+        else:
+            assert definition["first"] + step["line"] == number, step["name"]
 
 
 def test_the_numbers_of_a_part_are_the_traces(model):

@@ -8,19 +8,21 @@ import numpy as np
 from fastapi import FastAPI, Request
 
 from pellucid.look.answers import token_object
+from pellucid.look.definition import source_text
 from pellucid.look.model_card import examples, loading_code
 from pellucid.look.predictor_trace import PredictorTrace
-from pellucid.look.reading import add_sampling_route, line_of, source_text
+from pellucid.look.reading import add_sampling_route
 from pellucid.look.session import Model, Session
-from pellucid.look.step import Definition, mathml
+from pellucid.look.step import mathml
 from pellucid.model.float64 import in_float64
 from pellucid.predictors.mixture import Counted, NGramMixture
 from pellucid.predictors.ngram import ContextLevel, NGram
 
 #: tokens that are listed for each level
 LISTED = 6
-LEVELS = Definition("ngram.py", "NGram.context_levels", "p = own + below", "predictors")
-MIXED = Definition("mixture.py", "mixed", "return torch.logaddexp", "predictors")
+#: where a level and a mixture are computed
+LEVELS = ("predictors/ngram.py", "NGram.context_levels")
+MIXED = ("predictors/mixture.py", "mixed")
 #: names of the predictors on the page
 CALLED = {
     "ngram": "an n-gram predictor",
@@ -131,9 +133,7 @@ def prediction_levels(trace: PredictorTrace, pos: int) -> dict[str, Any]:
     levels = [level_facts(trace, ngram, known, k, at, following) for k in shown]
     if isinstance(trace.predictor.network, NGramMixture):
         levels.append(mixture_facts(trace, known[-1], at, following))
-    definitions = {"levels": source_text(f"{LEVELS.room}/{LEVELS.file}", LEVELS.function)}
-    definitions["mixture"] = source_text(f"{MIXED.room}/{MIXED.file}", MIXED.function)
-    return {"levels": levels, "definitions": definitions}
+    return {"levels": levels, "definitions": {"levels": source_text(*LEVELS), "mixture": source_text(*MIXED)}}
 
 
 def level_facts(
@@ -175,7 +175,6 @@ def level_facts(
         "rows": [] if np.isnan(level.probs[0]) else rows,
         "reason": reason,
         "definition": "levels",
-        "line": line_of(LEVELS),
         "code": (
             f"level = trace.ngram.context_levels(trace.ids[0, : {at + 1}].numpy())[{k}]\n"
             "level.counts, level.own, level.below, level.probs"
@@ -228,7 +227,6 @@ def mixture_facts(trace: PredictorTrace, counted: ContextLevel, at: int, followi
         "rows": rows,
         "reason": "",
         "definition": "mixture",
-        "line": line_of(MIXED),
         "code": f"trace.logits({at}, {at + 1}).exp()",
     }
 

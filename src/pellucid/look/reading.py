@@ -1,11 +1,6 @@
 """The page Read: the computation as one column of steps, each with its equation, its numbers and its source."""
 
-import inspect
 import random
-import re
-from collections.abc import Callable, Iterable
-from functools import cache
-from importlib import resources
 from typing import Annotated, Any
 
 import torch
@@ -20,15 +15,14 @@ from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import Trace
 from pellucid.look.answers import npz, numbers, spell
 from pellucid.look.caching import cached_step
+from pellucid.look.definition import place_of, source_text
 from pellucid.look.predictor_trace import PredictorTrace
 from pellucid.look.session import Session
-from pellucid.look.step import Definition, Step, mathml
+from pellucid.look.step import mathml
 from pellucid.look.steps import model_steps
 from pellucid.model.float64 import in_float64
 from pellucid.tensor_names import axes
 
-#: what the code of a step needs besides `model` and `trace`
-PREAMBLE = "import torch\nfrom torch.nn import functional as F\nw, a = model.network.state_dict(), model.architecture\n"
 #: tokens that are listed beside the sliders
 LISTED = 20
 
@@ -92,60 +86,27 @@ def column(a: Architecture) -> dict[str, Any]:
     """Every step of a model, by parts, with the functions of the definition that they point into.
 
     The parts are embed, blocks.0, ..., output, the encoder's before the others. A step has its name, group, title,
-    equation (MathML), code, axes (letters), the key of its function in `definitions`, and the number of its line there.
+    equation (MathML), axes (letters), the key of its function in `definitions`, and the number of its line there.
     """
-    return column_of(model_steps(a), PREAMBLE, lambda step: axes(step.name)[1:])
-
-
-def column_of(steps: Iterable[Step], preamble: str, axes_of: Callable[[Step], list[str]]) -> dict[str, Any]:
-    """Steps as `column` has them. `preamble` is the code before each step's, `axes_of` gives a step's axes."""
     parts: dict[str, list[dict[str, Any]]] = {}
     definitions: dict[str, dict[str, Any]] = {}
-    for step in steps:
-        key = f"{step.definition.file}:{step.definition.function}"
-        definitions.setdefault(key, function_source(step.definition))
+    for step in model_steps(a):
+        stack = a.encoder if a.encoder is not None and step.name.startswith("encoder.") else a
+        place = place_of(step.name, stack.block)
+        key = f"{place.file}:{place.function}"
+        definitions.setdefault(key, source_text(place.file, place.function))
         parts.setdefault(step.part, []).append(
             {
                 "name": step.name,
                 "group": step.group,
                 "title": step.title,
                 "math": mathml(step.equation),
-                "code": preamble + step.code,
-                "axes": axes_of(step),
+                "axes": axes(step.name)[1:],
                 "definition": key,
-                "line": line_of(step.definition),
+                "line": place.line,
             }
         )
     return {"parts": [{"name": name, "steps": steps} for name, steps in parts.items()], "definitions": definitions}
-
-
-def function_source(definition: Definition) -> dict[str, Any]:
-    """The text of a function or method of the definition, and the number of its first line in its file."""
-    return source_text(f"{definition.room}/{definition.file}", definition.function)
-
-
-@cache
-def source_text(file: str, name: str) -> dict[str, Any]:
-    """The text of a function, or of a method Class.method, in a file of the package."""
-    lines = resources.files("pellucid").joinpath(*file.split("/")).read_text(encoding="utf-8").splitlines(keepends=True)
-    start, end = 0, len(lines)
-    for part in name.split("."):
-        # no ast.parse: two threads that parse at once disturb each other in Python 3.11 ("recursion depth mismatch")
-        opening = re.compile(rf"\s*(async )?(def|class) {part}\b")
-        first = next((k for k in range(start, end) if opening.match(lines[k])), None)
-        if first is None:
-            raise LookupError(f"pellucid/{file} has no {name}")
-        start, end = first, first + len(inspect.getblock(lines[first:end]))
-    return {"file": f"pellucid/{file}", "first": start + 1, "lines": [line.rstrip("\n") for line in lines[start:end]]}
-
-
-def line_of(definition: Definition) -> int:
-    """The index of a definition's line within its function."""
-    lines = function_source(definition)["lines"]
-    indices = [index for index, line in enumerate(lines) if definition.line in line]
-    if not indices:
-        raise LookupError(f"{definition.function} has no line with {definition.line}")
-    return indices[0]
 
 
 def tensor_part(trace: Trace, name: str, *, head: int | None = None, pos: int | None = None) -> Tensor:
@@ -204,11 +165,10 @@ def dot_product(trace: Trace, name: str, pos: int, head: int, key: int, entry: i
     number in the trace: factor * sum + added, where `added` is a bias, or what a cap and the distance do to a score.
     """
     full = trace.full_name(name)
-    steps = {step.name: step for step in model_steps(trace.architecture)}
-    if full not in steps:
+    if full not in {step.name for step in model_steps(trace.architecture)}:
         raise KeyError(f"{full} is no step of this model")
     kind = full.split(".")[-1]
-    left, right, names, factor = product_terms(trace, steps[full], kind, pos, head, key, entry)
+    left, right, names, factor = product_terms(trace, full, kind, pos, head, key, entry)
     a, b = left.detach().cpu().double(), right.detach().cpu().double()
     x = tensor_part(trace, full, head=head if kind in ("scores", "z", "q", "k", "v") else None, pos=pos)
     value = float(x[key] if kind == "scores" else x[entry])
@@ -228,11 +188,11 @@ def dot_product(trace: Trace, name: str, pos: int, head: int, key: int, entry: i
 
 
 def product_terms(
-    trace: Trace, step: Step, kind: str, pos: int, head: int, key: int, entry: int
+    trace: Trace, name: str, kind: str, pos: int, head: int, key: int, entry: int
 ) -> tuple[Tensor, Tensor, list[str], float]:
     """Two vectors whose product is summed, what they are called, and the factor before the sum."""
-    a, at = trace.architecture, step.name.rpartition(".")[0] + "."
-    part = a.encoder if step.name.startswith("encoder.") and a.encoder is not None else a
+    a, at = trace.architecture, name.rpartition(".")[0] + "."
+    part = a.encoder if name.startswith("encoder.") and a.encoder is not None else a
     group = max(1, part.n_heads // part.n_kv_heads)
     if kind == "scores":
         turned = any(one.name == at + "rot_q" for one in model_steps(a))
@@ -261,7 +221,7 @@ def product_terms(
             ["the last stream", f"row {entry} of W_U{' Q' if a.d_embed else ''}"],
             a.unembed_scale,
         )
-    raise InputError(f"{step.name} is not taken apart into products here: choose scores, z or logits")
+    raise InputError(f"{name} is not taken apart into products here: choose scores, z or logits")
 
 
 # Choosing a token, and the order of tokens -------------------------------------------------------------

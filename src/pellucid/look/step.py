@@ -9,19 +9,6 @@ SYMBOL = re.compile(r"\\t\{([^{}]*)\}")
 
 
 @dataclass(frozen=True)
-class Definition:
-    """Where the definition computes a tensor: a file of pellucid/reference, a function, and a part of its line.
-
-    What the reference leaves out has its definition in another `room` of the package; a method is named Class.method.
-    """
-
-    file: str
-    function: str
-    line: str
-    room: str = "reference"
-
-
-@dataclass(frozen=True)
 class Step:
     """One tensor of the computation.
 
@@ -30,7 +17,6 @@ class Step:
     group     norm, attention, cross, mlp, stream, embed or output
     title     what it is, in plain words
     equation  in TeX, in which \\t{name}{...} marks the symbol of a tensor
-    code      Python that sets `result` to it, from `trace`, the weights `w` and the architecture `a`
     """
 
     name: str
@@ -38,8 +24,6 @@ class Step:
     group: str
     title: str
     equation: str
-    code: str
-    definition: Definition
 
 
 def linear_equation(x: str, matrix: str, has_bias: bool) -> str:

@@ -1,6 +1,6 @@
 """The symbols and titles of the tensors of a model's computation, as the page shows them."""
 
-from pellucid.look.mixture_steps import EXPERT_SYMBOLS, EXPERT_TITLES
+import re
 
 #: symbols of tensors, by the last part of their names
 SYMBOLS = {
@@ -37,9 +37,11 @@ SYMBOLS = {
     "post": "f_i",
     "logits": "l_i",
     "probs": "P_i",
-} | EXPERT_SYMBOLS
+    "router": "r_i",
+    "expert_weights": "g_i",
+}
 #: what tensors are, in plain words, by the last part of their names
-TITLES = EXPERT_TITLES | {
+TITLES = {
     "embed": "Each token becomes a vector",
     "pos_embed": "Each position adds a vector",
     "seg_embed": "Each segment adds a vector",
@@ -66,4 +68,12 @@ TITLES = EXPERT_TITLES | {
     "resid_post": "The stream that leaves this block",
     "logits": "A score for each token of the vocabulary",
     "probs": "The probabilities of the next token",
+    "router": "A score for each expert",
+    "expert_weights": "The weights of the experts, 0 for those that are not used",
 }
+
+
+def expert_symbol(name: str) -> str:
+    """The symbol of what an expert writes, with its number, or of what the shared one does; "" for other tensors."""
+    match = re.search(r"\.mlp\.(?:expert_(\d+)|shared)\.result$", name)
+    return (match and f"o_i^{{{match[1] or 's'}}}") or ""

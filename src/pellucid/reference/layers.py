@@ -241,9 +241,9 @@ def _queries_keys_values(
 
     def heads(name: str, z: Array) -> Array:
         z = linear(w, name, z)
-        return tap(name[0], np.swapaxes(np.reshape(z, (*z.shape[:2], -1, a.d_head)), 1, 2))
+        return np.swapaxes(np.reshape(z, (*z.shape[:2], -1, a.d_head)), 1, 2)
 
-    q, k, v = heads("query", x), heads("key", y), heads("value", y)
+    q, k, v = tap("q", heads("query", x)), tap("k", heads("key", y)), tap("v", heads("value", y))
     return _normalised_heads(a, w, "query_norm", q), _normalised_heads(a, w, "key_norm", k), v
 
 

@@ -44,7 +44,7 @@ def forward(
         architecture, weights, tokens, positions=positions, mask=mask, segments=segments, source=source,
         source_mask=source_mask, embeddings=embeddings, before=before, tap=tap,
     )  # fmt: skip
-    logits = tap("logits", readout(architecture, weights, x if x.ndim == 3 else x[None]))
+    logits = readout(architecture, weights, x if x.ndim == 3 else x[None], tap)
     return logits if x.ndim == 3 else logits[0]
 
 
@@ -169,9 +169,10 @@ def embed(
     e = linear(w, "embed.projection", real(e)) if a.d_embed and not of_sum else real(e)
     x = tap("embed", a.embed_factor * e)
     if a.positions.kind == "learned":
-        x = x + tap("pos_embed", np.broadcast_to(real(w["embed.position.weight"])[positions], x.shape))
+        rows = real(w["embed.position.weight"])[positions]
     if a.positions.kind == "sinusoidal":
         rows = sinusoid_at(positions, a.embed_sum_width, a.positions.base, a.positions.layout)
+    if a.positions.kind in ("learned", "sinusoidal"):
         x = x + tap("pos_embed", np.broadcast_to(rows, x.shape))
     if a.n_segments:
         kinds = np.zeros(x.shape[:2], int) if segments is None else check_tokens(segments, a.n_segments)
@@ -188,7 +189,7 @@ def embed(
     return tap("embed_projected", linear(w, "embed.projection", x)) if of_sum else x
 
 
-def readout(a: Architecture, w: Weights, x: Array) -> Array:
+def readout(a: Architecture, w: Weights, x: Array, tap: NoRecorder = OFF) -> Array:
     """x W_U^T (linear), x W_U^T + b_U (affine), norm(f(x W^T + b)) W_U^T + b_U (bert), capped   [b, n, m] -> [b, n, v]
 
     S0 (1.5), S3 slide 6, S4 "Next Token Prediction"; tied: W_U is W_E, erratum E-32. logit_scale multiplies W_U, and
@@ -204,7 +205,7 @@ def readout(a: Architecture, w: Weights, x: Array) -> Array:
         x = linear(w, "unembed.projection", x)
     has_b_U = a.readout in ("affine", "bert") and a.readout_bias in ("all", "logits")
     logits = x @ W_U.T + w["unembed.bias"] if has_b_U else x @ W_U.T
-    return soft_cap(logits, a.logit_cap)
+    return tap("logits", soft_cap(logits, a.logit_cap))
 
 
 # Blocks -------------------------------------------------------------------------------------------

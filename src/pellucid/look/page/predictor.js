@@ -35,6 +35,6 @@ function Level({ level, definition, trace, at }) {
         <td class="bitbar"><div class="track"><div class="fill" style=${{ left: 0, width: `${100 * row.values.at(-1)}%`, background: "var(--positive)" }}></div></div></td>
         ${row.values.map((x, k) => html`<td class="number"><span data-name=${`${level.name}.${row.token.id}.${k}`} data-value=${String(x)}>${k || level.name === "mixture" ? x === 0 ? "0" : percent(x) : x.toLocaleString("en")}</span></td>`)}</tr>`)}</tbody></table></div>` : null}
     ${level.rows.some((row) => row.follows) ? html`<p class="quiet">The marked row is the token that follows in the text.</p>` : null}
-    <details><summary class="quiet">definition</summary><${Source} definition=${definition} line=${level.line} code=${code} /></details>
+    <details><summary class="quiet">definition</summary><${Source} definition=${definition} code=${code} /></details>
   </section>`;
 }

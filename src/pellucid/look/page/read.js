@@ -152,11 +152,11 @@ function Row({ step, definition, tensor, view, set, model, a, pos, goTo }) {
       : html`<${Strip} name=${step.name} tensor=${tensor} head=${view.head} ramp=${last === "pattern" || last === "probs" ? "amount" : "signed"} high=${last === "pattern" ? 1 : null} onSelect=${select}
           rowName=${step.axes[0] === "g" ? "key-value head" : "head"} columnName=${overKeys ? "position" : last === "logits" || last === "probs" ? "token" : "coordinate"} />`}
       ${scores ? html`<${Product} name=${step.name} view=${view} set=${set} a=${a} pos=${pos} heads=${tensor.shape[0]} keys=${tensor.shape[1]} />` : null}</div>
-    ${shown ? html`<${Source} definition=${definition} line=${step.line} code=${`${a.code}\n${step.code}`} />` : null}
+    ${shown ? html`<${Source} definition=${definition} line=${step.line} code=${`${a.code}\ntrace["${step.name}"]`} />` : null}
   </div>`;
 }
 
-export function Source({ definition, line, code }) {
+export function Source({ definition, line = 0, code }) {
   return html`<div class="source"><div class="row"><span class="quiet">${definition.file}, line ${definition.first + line}</span><${CopyButton} code=${code} /></div>
     <pre tabindex="0">${definition.lines.map((text, k) => html`<span class=${k === line ? "line here" : "line"}><span class="at">${definition.first + k}</span>${text}\n</span>`)}</pre></div>`;
 }
