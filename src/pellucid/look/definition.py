@@ -18,7 +18,7 @@ SCOPE = re.compile(r'\binner = tap\.at\((?:f?"([a-z_]+))?')
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLine:
     """A function of the package, or a method Class.method, and the index of a line in it."""
 
     file: str
@@ -26,7 +26,7 @@ class Place:
     line: int
 
 
-def place_of(name: str, block: str) -> Place:
+def place_of(name: str, block: str) -> SourceLine:
     """Where the definition computes a tensor, in a model or an encoder with blocks of this kind."""
     words = re.sub(r"\.\d+|(?<=expert_)\d+", "", name).split(".")
     for key in (".".join(words[-2:]), words[-1], ""):
@@ -36,24 +36,24 @@ def place_of(name: str, block: str) -> Place:
 
 
 @cache
-def tap_places() -> dict[str, list[Place]]:
+def tap_places() -> dict[str, list[SourceLine]]:
     """Each place of the definition that taps a tensor, by the tensor's name without its block; "" for any norm."""
-    places: dict[str, list[Place]] = {}
+    places: dict[str, list[SourceLine]] = {}
     for file in TAPPING:
         function, first, scope = "", 0, ""
-        for number, line in enumerate(lines_of(file)):
+        for number, line in enumerate(package_lines(file)):
             if match := FUNCTION.match(line):
                 function, first = match[1], number
             if match := SCOPE.search(line):
                 scope = f"{match[1]}." if match[1] else ""
             keys = [key or "" for key in TAP.findall(line)] + [scope + key for key in INNER.findall(line)]
             for key in keys:
-                places.setdefault(key, []).append(Place(file, function, number - first))
+                places.setdefault(key, []).append(SourceLine(file, function, number - first))
     return places
 
 
 @cache
-def lines_of(file: str) -> list[str]:
+def package_lines(file: str) -> list[str]:
     """The lines of a file of the package."""
     text = resources.files("pellucid").joinpath(*file.split("/")).read_text(encoding="utf-8")
     return text.splitlines(keepends=True)
@@ -62,7 +62,7 @@ def lines_of(file: str) -> list[str]:
 @cache
 def source_text(file: str, name: str) -> dict[str, Any]:
     """The text of a function, or of a method Class.method, in a file of the package, and its first line's number."""
-    lines = lines_of(file)
+    lines = package_lines(file)
     start, end = 0, len(lines)
     for part in name.split("."):
         # no ast.parse: two threads that parse at once disturb each other in Python 3.11 ("recursion depth mismatch")
