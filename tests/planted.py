@@ -9,9 +9,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import pellucid.generate.compiled_step as compiled
-import pellucid.generate.pack_weights as prepare
-import pellucid.generate.packed_linear as products
 from pellucid.architecture import Architecture
 from pellucid.model import OFF, Cache, Transformer
 from pellucid.model.attention import MultiHeadAttention
@@ -34,7 +31,6 @@ TWO_LISTS |= {"positions.long_factors": (2.0, 3.5, 8.0, 9.0)}
 RELATIVE = {"positions.kind": "relative", "positions.max_distance": 100}
 NGRAMS = {"ngrams": (2, 3), "ngram_rows": 7}
 SUM = {"d_embed": 5, "embed_projection": "sum"}
-PACKED = "packed weights = reference"
 
 Plant = Callable[[Transformer, pytest.MonkeyPatch], None]
 
@@ -44,7 +40,6 @@ class Fault:
     """One fault: what the architecture needs for it, how it is planted, the law that it breaks and the first tensor.
 
     encoder   the architecture reads an encoder of the same options
-    float32   the network is one that `generate` packs
     """
 
     plant: Plant
@@ -52,7 +47,6 @@ class Fault:
     fields: dict[str, Any] = field(default_factory=dict)
     law: str = "engine = reference"
     encoder: bool = False
-    float32: bool = False
 
 
 # How faults are planted ---------------------------------------------------------------------------
@@ -481,14 +475,14 @@ BATCHES = {
         become("", EncodesPadding), "encoder.blocks.0.attn.scores", law=BATCH, encoder=True
     ),
     "a source's mask forgotten": Fault(
-        become("blocks.1", ForgetfulCross), "blocks.1.cross.scores", law="given masks = reference", encoder=True
+        become("blocks.1", ForgetfulCross), "blocks.1.cross.scores", law=BATCH, encoder=True
     ),
 }
 
 
 # Caches -------------------------------------------------------------------------------------------
 
-EXTEND, FORK = CacheLayer.extend, Cache.fork
+EXTEND = CacheLayer.extend
 
 
 def extend_backwards(self, k, v):
@@ -512,22 +506,6 @@ def recall_the_first_layer(self, compute):
     return self.kept[0]
 
 
-def fork_in_another_order(self, rows=None):
-    return FORK(self, None if rows is None else rows.flip(0))
-
-
-def keep_last_keys_alone(self, length):
-    """Where rows move to the left, their values stay."""
-    if (start := self.length - length) > 0:
-        self.store[0, ..., :length, :] = self.store[0, ..., start : self.length, :].clone()
-        self.length = length
-
-
-def replace_one_column_before(self, rows, fresh):
-    start, end = self.length - fresh.length - 1, self.length - 1
-    self.store[:, :, rows, :, start:end] = fresh.store[..., : fresh.length, :]
-
-
 class CountsFromZero(Transformer):
     """Every call counts its positions from 0, whatever the cache keeps."""
 
@@ -535,7 +513,7 @@ class CountsFromZero(Transformer):
         return super().positions_after(0, tokens)
 
 
-CACHED, GENERATED = "cached = uncached", "generated = reference"
+CACHED = "cached = uncached"
 CACHES = {
     "a cache in the wrong order": Fault(
         replace_method(CacheLayer, "extend", extend_backwards), "blocks.0.attn.scores", law=CACHED
@@ -550,120 +528,7 @@ CACHES = {
     "the first layer's keys of the source for all": Fault(
         replace_method(CachedSource, "recall", recall_the_first_layer), "blocks.1.cross.k", law=CACHED, encoder=True
     ),
-    "rows mixed up when one is finished": Fault(
-        replace_method(Cache, "fork", fork_in_another_order), "blocks.0.attn.scores", law=GENERATED
-    ),
-    "keys that move to the left without their values": Fault(
-        replace_method(Cache, "keep_last", keep_last_keys_alone), "blocks.0.attn.z", LONG, GENERATED
-    ),
-    "a window that moved put one column too far left": Fault(
-        replace_method(Cache, "replace", replace_one_column_before), "blocks.0.attn.scores", LONG, GENERATED
-    ),
 }
 
 
-# Packed weights -----------------------------------------------------------------------------------
-
-PROJECT_QKV = prepare.PackedAttention.project_qkv
-
-
-def keys_for_queries(attention, x, y, cache=None):
-    q, k, v = PROJECT_QKV(attention, x, y)
-    return k, q, v
-
-
-class NextRowsScale(products.Int8):
-    """The whole numbers of one row are kept with the scale of another."""
-
-    def __init__(self, weight, bias):
-        super().__init__(weight, bias)
-        self.scale = self.scale.roll(1)
-
-
-class NextRowsScaleInTheProduct(products.Int8):
-    """The scales are right, and the product takes those of other rows."""
-
-    @property
-    def stored(self):
-        return self.integers, self.scale.roll(1)
-
-
-class WithoutBias(products.Float16):
-    """The bias is lost where the weights are packed."""
-
-    def __init__(self, weight, bias):
-        super().__init__(weight, None)
-
-
-class RoundedInputs(products.Float32):
-    """The product rounds what it reads to bfloat16."""
-
-    def forward(self, x):
-        return super().forward(x.bfloat16().float())
-
-
-class Unrounded(products.BFloat16):
-    """The last digits are cut off, not rounded."""
-
-    def __init__(self, weight, bias):
-        cut = (weight.view(torch.int32) & ~0xFFFF).view(torch.float32)
-        super().__init__(cut, bias)
-
-
-def product(kind: str, made: type) -> Plant:
-    """Another product for a kind of packed weights."""
-    return lambda network, patch: patch.setitem(products.PRODUCTS, kind, made)
-
-
-def stale(network: Transformer, patch: pytest.MonkeyPatch) -> None:
-    """A weight is changed, and what was packed before is taken to be of the same weights."""
-    patch.setattr(prepare, "weights_state", lambda network: ())
-    prepare.packed_network(network, "float32")
-    network.blocks[1].mlp.up[0].weight.data.mul_(1.01)
-
-
-def packed(plant: Plant, first: str) -> Fault:
-    return Fault(plant, first, law=PACKED, float32=True)
-
-
-PACKING = {
-    "keys packed in the place of queries": packed(
-        replace_method(prepare.PackedAttention, "project_qkv", keys_for_queries), "blocks.0.attn.q"
-    ),
-    "int8 kept with another row's scale": packed(product("int8", NextRowsScale), "blocks.0.attn.query.weight"),
-    # a pass over all tokens has more rows than are multiplied so, but for the logits of its last
-    "int8 multiplied by another row's scale": packed(product("int8", NextRowsScaleInTheProduct), "logits"),
-    "a bias lost in packing": packed(product("float16", WithoutBias), "blocks.0.attn.q"),
-    "inputs rounded by a packed product": packed(product("float32", RoundedInputs), "blocks.0.attn.q"),
-    "digits cut off in packing": packed(product("bfloat16", Unrounded), "blocks.0.attn.query.weight"),
-    "packed weights of yesterday": packed(stale, "blocks.1.mlp.pre"),
-}
-
-# The compiled step --------------------------------------------------------------------------------
-
-REPEATED, ROTATION = compiled.repeated, compiled.Program.rotation
-
-
-def next_position(program, rotary):
-    """Angles of the position after the token's."""
-    angles = ROTATION(program, rotary)
-    return angles | {name: angles[name].roll(-1, 0).contiguous() for name in ("cos", "sin") if name in angles}
-
-
-def listed(plant: Plant, fields: dict[str, Any] | None = None) -> Fault:
-    return Fault(plant, "logits", fields or {}, law="compiled step = ordinary step", float32=True)
-
-
-COMPILED = {
-    "another coordinate's gain in a compiled norm": listed(
-        lambda network, patch: patch.setattr(compiled, "repeated", lambda weights, n: REPEATED(weights, n).roll(1))
-    ),
-    "a compiled rotation by the next position's angles": listed(
-        lambda network, patch: patch.setattr(compiled.Program, "rotation", next_position), ROTARY
-    ),
-    "a compiled MLP that reads the stream without the attention's output": listed(
-        lambda network, patch: patch.setitem(compiled.ARRANGEMENTS, PreBlock, compiled.parallel)
-    ),
-}
-
-FAULTS = STRUCTURE | FAR | BATCHES | CACHES | PACKING | COMPILED
+FAULTS = STRUCTURE | FAR | BATCHES | CACHES

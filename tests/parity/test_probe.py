@@ -20,7 +20,7 @@ from planted import ClampedRows, EncodesPadding, FirstTurns, NoPadding
 from some_cases import one_in
 
 CONTEXT = 80
-PACKED = "packed weights (pellucid verify reads them)"
+PACKED = "int8 and int4 products"
 #: the names of transformers for the length of the context
 NAMES = ("n_positions", "max_position_embeddings", "seq_length", "max_seq_len")
 
@@ -155,7 +155,7 @@ def test_what_is_not_read_is_said(monkeypatch: pytest.MonkeyPatch, theirs):
         "more than 60 tokens in a row",
         "attention across windows of 70 tokens, but for our masks",
     )
-    assert str(found).endswith(f"; not read: {'; '.join(found.unread)}")
+    assert str(found).endswith(f"; not compared: {'; '.join(found.unread)}")
 
 
 def test_beside_the_definition_every_tensor_is_named():

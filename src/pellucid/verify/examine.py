@@ -57,11 +57,10 @@ def verify(
     """Check the laws on a model, with float64 copies of its weights where numbers are compared.
 
     Engine and reference are compared tensor by tensor on the prompts, in logits, in loss and in the loss's gradient by
-    every weight; then with explicit masks, in a long row, at late positions of the context, in the masks up to its end,
-    in batches of different lengths, and during generation, with packed weights too. Causality, silent taps, the cache,
-    attention rows, the tokenizer and files follow. Prompts and the long row are shorter for larger models; the report
-    lists what was not read. A network without a tokenizer reads random tokens. Training mode is restored. `progress` is
-    called with the name of each law before it is tried.
+    every weight; then in a long row, at late positions of the context, in the masks up to its end, and in batches of
+    different lengths. Causality, silent taps, the cache, the tokenizer and files follow. Prompts and the long row are
+    shorter for larger models; the report lists what was not compared. A network without a tokenizer reads random
+    tokens. Training mode is restored. `progress` is called with the name of each law before it is tried.
 
     Raises ValueError for prompts without a tokenizer.
     """

@@ -10,18 +10,14 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.generate.choose_step import compiled_step
 from pellucid.model import Recorder, Transformer
 from pellucid.model.weights import load_weights, save_weights
-from pellucid.reference import layers
 from pellucid.tensor_names import names
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
 from pellucid.verify.cached import compare_cached
 from pellucid.verify.cases import alone, source_of
 from pellucid.verify.comparison import Subject, run_engine
-from pellucid.verify.compiled import compare_compiled
-from pellucid.verify.reads import make_reading_plan
 from pellucid.verify.reference_laws import broken_by
 from pellucid.verify.report import TOLERANCE, Result
 
@@ -77,39 +73,6 @@ def cached_is_uncached(s: Subject) -> Result:
             return broken_by(first, f"read {how}")
         worst = max(worst, apart)
     return Result(True, f"{len(splits)} ways to split {longer} tokens, at most {worst:.1e}")
-
-
-def compiled_is_ordinary(s: Subject) -> Result:
-    """A compiled step gives the logits of the ordinary one, with the loaded weights and with those that it unpacks."""
-    if s.a.attention.mask == "bidirectional":
-        return Result(None, "attention.mask = bidirectional: nothing is generated")
-    step = compiled_step(s.network)
-    if isinstance(step, str):
-        return Result(None, f"the step cannot be compiled, since {step}")
-    kinds, bound = compare_compiled(s, make_reading_plan(s.a, s.longest.size(1)))
-    for kind in kinds:
-        if kind.first is not None:
-            return broken_by(kind.first, kind.name)
-    return Result(True, f"{', '.join(f'{k.name} {k.worst:.1e}' for k in kinds)}, all within {bound:.1e}")
-
-
-def rows_sum_to_one(s: Subject) -> Result:
-    """Each row of every pattern is a probability over the keys it may read, and 0 on hidden keys."""
-    patterns = [n for n in names(s.a) if n.endswith(".pattern")]
-    recorder = Recorder(patterns)
-    run_engine(s.exact, s.longest, tap=recorder)
-    n, worst = s.longest.size(1), 0.0
-    for name in patterns:
-        pattern = recorder.values[name]
-        gap = (pattern.sum(-1) - 1).abs().max().item()
-        if not gap <= 1e-12:
-            return Result(False, f"{name}: a row sums to 1 + {gap:.1e}", name)
-        worst = max(worst, gap)
-        if ".attn." in name and not name.startswith("encoder."):
-            allowed = layers.visible_keys(s.a, int(name.split(".")[1]), n, n, None)[0, 0]
-            if pattern[0, :, torch.from_numpy(~allowed)].any():
-                return Result(False, f"{name}: a row gives weight to what its mask hides", name)
-    return Result(True, f"{len(patterns)} patterns, within {worst:.1e}; hidden keys get 0")
 
 
 def text_comes_back(s: Subject) -> Result:
@@ -185,8 +148,6 @@ LAWS: dict[str, Callable[[Subject], Result]] = {
     "causality": causality,
     "a tap changes nothing": tap_is_silent,
     "cached = uncached": cached_is_uncached,
-    "compiled step = ordinary step": compiled_is_ordinary,
-    "attention rows sum to 1": rows_sum_to_one,
     "text -> tokens -> text": text_comes_back,
     "save -> load": saved_is_loaded,
 }

@@ -87,7 +87,7 @@ class Parity:
 
     def __str__(self) -> str:
         source = f"; of the source: {self.of_source.figures}" if self.of_source else ""
-        return self.figures + source + (f"; not read: {'; '.join(self.unread)}" if self.unread else "")
+        return self.figures + source + (f"; not compared: {'; '.join(self.unread)}" if self.unread else "")
 
     def named(self, find: Callable[[int], str]) -> "Parity":
         """The same; if it does not hold, with the first tensor that differs, which `find` looks for in the
@@ -172,7 +172,7 @@ def make_probe(a: Architecture, tokenizer: Tokenizer | None) -> ProbeInput:
 
 def _unread(a: Architecture, n_row: int) -> Iterator[str]:
     """The parts of the model that the longest row does not reach."""
-    yield "packed weights (pellucid verify reads them)"
+    yield "int8 and int4 products"
     if n_row < a.n_ctx:
         yield f"more than {n_row:,} tokens in a row"
     if wide := sorted({w for layer in range(a.n_layers) if n_row <= (w := a.window(layer)) < a.n_ctx}):

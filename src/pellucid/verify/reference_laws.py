@@ -1,19 +1,14 @@
 """The laws that compare the engine with the definition. Each is a function of the model under examination."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from pellucid.model.mask import documents_mask, prefix_mask
-from pellucid.reference import masks
 from pellucid.verify.cached import in_pieces
 from pellucid.verify.cases import Case, alone, padded_batch
 from pellucid.verify.comparison import Subject, compare_case, compare_gradients, defined, first_wrong
 from pellucid.verify.long_row import by_definition, by_engine, first_difference, remembered
-from pellucid.verify.packed import compare_packed, refusal
-from pellucid.verify.reads import Defined, compare_reads, make_reading_plan
 from pellucid.verify.report import Difference, Result
 from pellucid.verify.windows import compare_masks
 
@@ -21,9 +16,6 @@ from pellucid.verify.windows import compare_masks
 GRADIENT_TOKENS, MOST_PARAMETERS = 6, 200_000_000
 #: how many positions of the context are tested, and the tokens of the longest row of a batch
 POSITIONS, BATCH_TOKENS = 48, 16
-#: generation is followed beyond a full context if the context has at most this many tokens, and costs at most this many
-#: multiplications by weights
-MOST_CONTEXT, AFFORDABLE_CONTEXT = 256, 2e9
 
 
 def broken_by(difference: Difference, where: str = "") -> Result:
@@ -56,27 +48,6 @@ def gradients_are_the_reference_s(s: Subject) -> Result:
         return Result(True, f"{len(differences)} weights, at most {worst} ({worst.name})")
     n = sum(not d.small for d in differences)
     return Result(False, f"{last.name}: {last}; {n} of {len(differences)} weights' differ, this the last")
-
-
-def masks_are_the_reference_s(s: Subject) -> Result:
-    """Explicit masks: a prefix that reads itself, documents packed into one row, and a random mask.
-
-    Engine and definition each build the first two. In the last one, one row reads nothing.
-    """
-    n = s.longest.size(1)
-    prefix, documents = (n + 1) // 2, torch.arange(n) * 3 // n
-    drawn = torch.rand(n, n, generator=torch.Generator().manual_seed(0)) < 0.6
-    drawn[n // 2] = False
-    source = {} if s.a.encoder is None else {"source_mask": drawn[:, : s.a.encoder.n_ctx]}
-    cases_by_name = {
-        "a prefix": (prefix_mask(torch.tensor([prefix]), n)[0], masks.prefix_mask(n, prefix)),
-        "documents": (documents_mask(documents[None])[0], masks.documents_mask(documents.numpy())),
-    }
-    cases = [alone(s.a, s.longest, "a drawn mask", mask=drawn, **source)]
-    for name, (engine, definition) in cases_by_name.items():
-        case = alone(s.a, s.longest, name, mask=engine)
-        cases.append(replace(case, rows=(replace(case.rows[0], mask=torch.from_numpy(definition)),)))
-    return _cases(s, cases)
 
 
 def _cases(s: Subject, cases: Sequence[Case]) -> Result:
@@ -162,49 +133,10 @@ def batch_of(s: Subject) -> list[Tensor]:
     return [torch.randint(0, s.a.n_vocab, (1, k), generator=generator) for k in ((n + 1) // 2, n, 1)]
 
 
-def generated_is_the_reference_s(s: Subject) -> Result:
-    """The calls of `generate`: a cache with rows of different lengths that grow, finish, and move on in a full
-    context.
-    """
-    if s.a.attention.mask == "bidirectional":
-        return Result(None, "attention.mask = bidirectional: nothing is generated")
-    plan, worst = make_reading_plan(s.a, generated_tokens(s)), 0.0
-    for difference in compare_reads(s.exact, Defined(s.a, s.weights, plan)):
-        if not difference.small:
-            return broken_by(difference)
-        worst = max(worst, difference.size)
-    lengths = ", ".join(str(len(prompt)) for prompt in plan.prompts)
-    return Result(True, f"rows of {lengths} tokens and {len(plan.following[0])} more, within {worst:.1e}")
-
-
-def generated_tokens(s: Subject) -> int:
-    """The tokens of the longest prompt to continue: one less than the context if that is affordable."""
-    n_parameters = sum(p.numel() for p in s.exact.parameters())
-    if s.a.n_ctx <= MOST_CONTEXT and s.a.n_ctx * n_parameters <= AFFORDABLE_CONTEXT:
-        return s.a.n_ctx - 1
-    return min(s.longest.size(1), BATCH_TOKENS)
-
-
-def packed_is_the_reference_s(s: Subject) -> Result:
-    """The engine with every kind of packed weights, each compared with the definition on the same weights."""
-    if why := refusal(s):
-        return Result(None, why)
-    plan = make_reading_plan(s.a, min(s.longest.size(1), BATCH_TOKENS))
-    kinds = []
-    for kind in compare_packed(s, plan):
-        if kind.first is not None:
-            return broken_by(kind.first, kind.name)
-        kinds.append(f"{kind.name} {kind.worst:.1e}")
-    return Result(True if kinds else None, f"from its own weights: {', '.join(kinds)}" if kinds else "too large")
-
-
 LAWS = {
     "gradient = reference": gradients_are_the_reference_s,
-    "given masks = reference": masks_are_the_reference_s,
     "a long row = reference": a_long_row_is_the_reference_s,
     "later positions = reference": later_positions_are_the_reference_s,
     "masks up to n_ctx = reference": masks_of_the_context,
     "a batch = its rows": a_batch_is_its_rows,
-    "generated = reference": generated_is_the_reference_s,
-    "packed weights = reference": packed_is_the_reference_s,
 }

@@ -126,7 +126,7 @@ class Report:
             console.print(_neighbours_table(self.tensors, wrong), "")
         console.print(f"as it runs, in {self.dtype}: logits within {self.own} of the reference", highlight=False)
         for line in self.unread:
-            console.print(f"not read: {line}", style="dim", highlight=False, markup=False)
+            console.print(f"not compared: {line}", style="dim", highlight=False, markup=False)
         for line in self.conclusion():
             console.print(line, style="bold", highlight=False, markup=False)
 

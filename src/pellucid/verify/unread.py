@@ -1,9 +1,7 @@
 """What `verify` does not read: the report says it, so that nobody takes it for verified."""
 
-from pellucid.generate.packed_linear import PRODUCTS, available
 from pellucid.verify.comparison import Subject
-from pellucid.verify.packed import kinds_of, refusal
-from pellucid.verify.reference_laws import POSITIONS, generated_tokens, spread_positions
+from pellucid.verify.reference_laws import POSITIONS, spread_positions
 from pellucid.verify.windows import most_keys
 
 
@@ -12,9 +10,7 @@ def what_is_not_read(s: Subject) -> tuple[str, ...]:
     return (
         *_positions(s),
         *_windows(s),
-        *_packed(s),
-        *_generated(s),
-        "dropout, and graphs that are compiled",
+        "dropout, compiled graphs and steps, int8 and int4 products",
     )
 
 
@@ -36,21 +32,3 @@ def _windows(s: Subject) -> list[str]:
     if most_keys(s.a) < s.a.n_ctx:
         lines.append(f"masks of more than {most_keys(s.a):,} keys")
     return lines
-
-
-def _packed(s: Subject) -> list[str]:
-    """Kinds of packed weights that this machine has and this network is too large for, or that it lacks."""
-    if refusal(s):
-        return []
-    kinds = kinds_of(s)
-    # where loaded weights are not read by compiled products, nothing is left out
-    missing = [kind for kind in PRODUCTS if kind not in kinds and (kind != "loaded" or available(kind))]
-    why = "too large" if all(available(kind) for kind in missing) else "not offered by this machine"
-    return [f"weights packed as {', '.join(missing)} ({why})"] if missing else []
-
-
-def _generated(s: Subject) -> list[str]:
-    """What happens when the text outgrows the context."""
-    if s.a.attention.mask == "bidirectional" or generated_tokens(s) >= s.a.n_ctx - 1:
-        return []
-    return ["texts that outgrow the context while they are generated"]
