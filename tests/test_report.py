@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.training.tiny import FIELDS, SHAKESPEARE
 
 import pellucid
+from pellucid.architecture import Architecture
 from pellucid.cli import main
-from pellucid.presets import preset
 from pellucid.report import write_page
 from pellucid.report.charts import (
     BOTTOM,
@@ -33,8 +33,7 @@ from pellucid.report.charts import (
     ticks,
 )
 from pellucid.report.contents import Contents
-from pellucid.report.drawing import draw_architecture, equations
-from pellucid.report.page import e, page_of
+from pellucid.report.page import e, named_options, page_of
 from pellucid.runs.options import RecipeError, with_train
 from pellucid.runs.trainer import LAG
 from pellucid.training.config import ParallelOptions
@@ -139,7 +138,6 @@ def test_a_run_ends_with_its_report(trained):
         assert said in page.text, said
     charts = sum(tag == "figure" and at.get("class") == "chart" for tag, at in page.tags)
     assert charts == 4 + (len(about.speeds()) > 1)  # how fast it is takes more than one measured stretch
-    assert sum(tag == "svg" and at.get("class") == "drawing" for tag, at in page.tags) == 1
     for line in about.baselines.predictors if about.baselines else ():
         assert f"{line.bits_per_byte:.3f}" in page.text
 
@@ -498,47 +496,18 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(run, monkeypatch):
     assert (run / "report.html").read_bytes() == before
 
 
-# Drawings ------------------------------------------------------------------------------------
+# The architecture ----------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=40)
 @given(any_architectures())
-def test_every_architecture_is_drawn(a):
-    page = Page(draw_architecture(a))
-    for said in ("embedding", "attention", "MLP", "unembedding", "logits", f"{a.n_heads} heads of {a.d_head}"):
-        assert said in page.text, said
-    assert ("cross-attention" in page.text) == (a.encoder is not None)
-    # one sum for each sublayer, in the encoder too
-    sums = 2 + (0 if a.encoder is None else 3)
-    assert sum(tag == "circle" for tag, _ in page.tags) == sums
+def test_the_options_that_are_named_are_the_architecture(a):
+    for stack in (a, *([a.encoder] if a.encoder is not None else [])):
+        named = Architecture(n_vocab=1, n_ctx=1, d_model=4, n_layers=0).with_fields(dict(named_options(stack)))
+        assert named == replace(stack, encoder=None, mlp=replace(stack.mlp, d_ff=stack.d_ff))
 
 
-def test_what_is_drawn_is_what_the_words_say():
-    assert "layer norm, then attention" in Page(draw_architecture(preset("gpt2"))).text
-    post = Page(draw_architecture(preset("original"))).text
-    assert "layer norm, then" not in post
-    assert "reads both sides" in post
-    small = Page(draw_architecture(preset("small"))).text
-    assert "q and k over their RMS, rotated by position" in small
-    assert "softmax(q·k / √32) v" in small
-
-
-def test_equations_are_those_of_the_architecture():
-    assert equations(preset("gpt2")) == [
-        "x = W_E[token] + W_P[position]",
-        "12 times:",
-        "    x = x + attention(norm(x))",
-        "    x = x + MLP(norm(x))",
-        "logits = norm(x) W_Eᵀ",
-    ]
-    original = preset("original")
-    assert original.encoder is not None
-    assert equations(original.encoder, encodes=True)[-1] == "source = x"
-    assert equations(original)[2:5] == [
-        "    x = norm(x + attention(x))",
-        "    x = norm(x + attention_to_source(x))",
-        "    x = norm(x + MLP(x))",
-    ]
+# Charts ---------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=60)

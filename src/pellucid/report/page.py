@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pellucid.architecture import Architecture
 from pellucid.baselines import verdict
 from pellucid.destination import replace_file
 from pellucid.generate.samples import SAMPLE_TOKENS
@@ -15,7 +16,6 @@ from pellucid.hub.targets import run_opens_in
 from pellucid.plan.format import duration, scaled
 from pellucid.report.charts import Line, ReferenceLine, chart
 from pellucid.report.contents import Contents
-from pellucid.report.drawing import draw_architecture, equations
 from pellucid.runs.metrics import last_evaluation, part_measured, predicted_tokens
 from pellucid.runs.schedule import decay_of
 from pellucid.text.read.chunks import counted
@@ -206,16 +206,45 @@ def _samples(run: Contents) -> str:
 
 
 def _architecture(run: Contents) -> str:
+    """The options of the architecture, and its parameters by part."""
     parts, total = run.parameters, run.parameters["total"]
     bars = _bars([(p, f"{n:,}", n / total, "") for p, n in parts.items() if p != "total"])
     a = run.recipe.model
-    stacks = [("Encoder", a.encoder)] if a.encoder is not None else []
-    symbols = "".join(
-        f"<h3>{title}</h3><pre class=symbols>{e(chr(10).join(equations(stack, stack is a.encoder)))}</pre>"
-        for title, stack in (*stacks, ("In symbols" if not stacks else "Decoder", a))
-    )
-    beside = f"<div><h3>Parameters by part, {total:,} in all</h3>{bars}{symbols}</div>"
-    return _section("What it computes", "", f"<div class=two><div>{draw_architecture(a)}</div>{beside}</div>")
+    stacks = [("Options", a)] if a.encoder is None else [("Encoder", a.encoder), ("Decoder", a)]
+    options = "".join(f"<h3>{title}</h3>{_facts(named_options(stack))}" for title, stack in stacks)
+    beside = f"<div><h3>Parameters by part, {total:,} in all</h3>{bars}</div>"
+    note = "Options that are not named have their defaults."
+    return _section("What it computes", note, f"<div class=two><div>{options}</div>{beside}</div>")
+
+
+#: the options of an architecture that are named even where they have their defaults
+ALWAYS_NAMED = (
+    *("n_layers", "d_model", "n_ctx", "n_vocab", "block", "norm.kind", "positions.kind"),
+    *("attention.n_heads", "attention.mask", "mlp.d_ff", "mlp.activation", "mlp.form", "unembed"),
+)
+
+
+def named_options(a: Architecture) -> list[tuple[str, str]]:
+    """The dotted names and the values of the options that are always named, then of those that differ from their
+    defaults; those of an encoder are left out.
+    """
+    values = _by_dotted_name(a.to_dict()) | {"mlp.d_ff": a.d_ff}
+    defaults = _by_dotted_name(Architecture(n_vocab=1, n_ctx=1, d_model=4, n_layers=0).to_dict())
+    differ = [name for name in defaults if values[name] != defaults[name] and name not in ALWAYS_NAMED]
+    shown = {name: values[name] for name in (*ALWAYS_NAMED, *differ)}
+    return [
+        (name, ",".join(map(str, value)) if isinstance(value, list) else str(value)) for name, value in shown.items()
+    ]
+
+
+def _by_dotted_name(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an architecture, without those of its encoder."""
+    flat = {}
+    for name, value in values.items():
+        if name != "encoder":
+            part = {f"{name}.{last}": one for last, one in value.items()} if isinstance(value, dict) else {name: value}
+            flat |= part
+    return flat
 
 
 def _course(run: Contents) -> str:
