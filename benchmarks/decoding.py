@@ -1,6 +1,6 @@
 """One token at a time: the ordinary step beside the compiled one, and from how many tokens listing its operations pays.
 
-    python -m benchmarks.decoding --shapes demo gpt2 --weights loaded float32 int8 int4
+    python -m benchmarks.decoding --shapes demo gpt2 --weights auto int8 int4
 
 `demo` is the shape that `make demo` trains, `gpt2` GPT-2 small's. Weights are random and texts are drawn with seed 0 at
 temperature 0.8, so that sampling is part of a token's time. `--fresh` compiles the file of operations and products anew
@@ -17,9 +17,10 @@ import torch
 
 from benchmarks.side_by_side import Measured, header, interleave, memory_read, seconds, show, spread
 from pellucid.architecture import Architecture
-from pellucid.generate import Sampling, generate_ids, row_products
-from pellucid.generate.compiled_step import CompiledStep, Product, list_operations
-from pellucid.generate.pack_weights import network_for
+from pellucid.generate import Decoding, Sampling, row_products
+from pellucid.generate.choose_reader import GenerationRequest, choose_weights
+from pellucid.generate.compiled_step import CompiledReader, CompiledStep, Product, list_operations
+from pellucid.generate.readers import CachedReader, SequenceState
 from pellucid.model import Cache, Transformer
 from pellucid.model.weights import initialise
 from pellucid.presets import preset, qwen3, with_vocabulary
@@ -42,8 +43,10 @@ def matrix_bytes(network: Transformer) -> int:
 
 def write(network: Transformer, step: CompiledStep | None, n_tokens: int, prompt: int) -> None:
     """Generate a text, token by token."""
-    tokens = [i % network.architecture.n_vocab for i in range(prompt)]
-    for _ in generate_ids(network, [tokens], max_tokens=n_tokens, sampling=Sampling(temperature=0.8), step=step):
+    row = SequenceState(0, 0, 0, tuple(i % network.architecture.n_vocab for i in range(prompt)))
+    longest = prompt + n_tokens
+    reader = CachedReader(network, longest) if step is None else CompiledReader(network, longest, step)
+    for _ in Decoding(network, reader, [row], max_tokens=n_tokens, sampling=Sampling(temperature=0.8), stop_ids=()):
         pass
 
 
@@ -85,7 +88,7 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--weights", nargs="+", default=["loaded"], help="loaded, float32, int8, int4")
+    parser.add_argument("--weights", nargs="+", default=["loaded"], help="auto, loaded, int8, int4")
     parser.add_argument("--new", type=int, default=200, help="tokens of each text")
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
@@ -102,7 +105,7 @@ def main() -> None:
     for shape in options.shapes:
         loaded = network_of(SHAPES[shape])
         for weights in options.weights:
-            network, _ = network_for(loaded, weights, options.new)
+            network, _ = choose_weights(GenerationRequest(loaded, options.new), weights)
             start = time.perf_counter()
             step = CompiledStep(network)
             listing = time.perf_counter() - start

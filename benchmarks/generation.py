@@ -22,17 +22,8 @@ from benchmarks.side_by_side import BenchmarkError, Measured, Worker, header, me
 WORKERS = str(Path(__file__).with_name("generation_workers.py"))
 #: bytes of matrices that a step reads: 12 blocks and the unembedding
 N_MATRIX = 12 * 12 * 768**2 + 50257 * 768
-BYTES = {
-    "loaded": 4,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int8": 1,
-    "int4": 4.5 / 8,
-    "q8_0": 34 / 32,
-    "q4_0": 18 / 32,
-}
-OWN = ("loaded", "float32", "bfloat16", "int8", "int4")
+BYTES = {"float16": 2, "bfloat16": 2, "int8": 1, "int4": 4.5 / 8, "q8_0": 34 / 32, "q4_0": 18 / 32}
+OWN = ("loaded", "auto", "int8", "int4")
 
 
 #: what llama.cpp's own quantisation writes: its file is made of one in float32

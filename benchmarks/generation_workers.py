@@ -20,24 +20,21 @@ DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def pellucid(option: str) -> Write:
-    """option: loaded, float32, float16, bfloat16, int8, int4; with +eager, ordinary
-    steps where a single text is otherwise read by compiled ones."""
+    """option: auto, loaded, int8, int4; with +eager, ordinary steps where a single text is otherwise read by compiled
+    ones."""
     from pellucid.architecture import Architecture, Attention
     from pellucid.generate import Sampling, generate_ids
-    from pellucid.generate.choose_step import step_for
-    from pellucid.generate.pack_weights import network_for
+    from pellucid.generate.choose_reader import GenerationRequest, choose_weights
     from pellucid.model import Transformer
     from pellucid.model.weights import initialise
 
     weights, _, way = option.partition("+")
     sizes = {name: SHAPE[name] for name in ("n_vocab", "n_ctx", "d_model", "n_layers")}
     a = Architecture(**sizes, attention=Attention(n_heads=SHAPE["n_heads"]))
-    network, _ = network_for(initialise(Transformer(a), 0).eval(), weights, 1000)
+    network, _ = choose_weights(GenerationRequest(initialise(Transformer(a), 0).eval(), 1000), weights)
 
     def write(tokens: torch.Tensor, n: int) -> None:
-        ordinary = "more than one text" if len(tokens) > 1 else ""
-        step, _ = step_for(network, "no" if way == "eager" else "auto", n, ordinary)
-        options = {"max_tokens": n, "sampling": Sampling(temperature=0), "step": step}
+        options = {"max_tokens": n, "sampling": Sampling(temperature=0), "compile": "no" if way == "eager" else "auto"}
         for _ in generate_ids(network, tokens.tolist(), **options):
             pass
 

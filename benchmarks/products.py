@@ -18,7 +18,7 @@ from pellucid.generate.packed_linear import PRODUCTS, available
 
 #: n_out, n_in of a block's matrices, and how many blocks; then the readout's
 BLOCK, N_BLOCKS, READOUT = [(768, 768)] * 4 + [(3072, 768), (768, 3072)], 12, (50257, 768)
-BYTES = {"loaded": 4, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int4": 4.5 / 8}
+BYTES = {"loaded": 4, "float32": 4, "int8": 1, "int4": 4.5 / 8}
 
 
 def make(kind: str, weights: Sequence[Tensor]) -> tuple[list[Callable[[Tensor], Tensor]], float]:

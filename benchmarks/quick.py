@@ -78,7 +78,7 @@ def compiled_decoding() -> Iterator[Pair]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from benchmarks.decoding import SHAPES, network_of, write
-    from pellucid.generate.choose_step import step_for
+    from pellucid.generate.choose_reader import GenerationRequest, choose_compiled_step
 
     network, prompt = network_of(SHAPES["demo"]), torch.arange(16)[None]
     a, mask = network.architecture, torch.ones_like(prompt)
@@ -86,7 +86,7 @@ def compiled_decoding() -> Iterator[Pair]:
     theirs = GPT2LMHeadModel(GPT2Config(**sizes, n_head=a.n_heads, bos_token_id=0, eos_token_id=None, pad_token_id=0))
     options = {"attention_mask": mask, "max_new_tokens": 100, "min_new_tokens": 100}
     start = time.perf_counter()
-    step, choice = step_for(network, "yes", 100)
+    step, choice = choose_compiled_step(GenerationRequest(network, 100), "yes")
     print(f"{choice}, {time.perf_counter() - start:.0f} s in all", file=sys.stderr, flush=True)
     yield lambda: theirs.eval().generate(prompt, do_sample=True, **options), lambda: write(network, step, 100, 16)
 

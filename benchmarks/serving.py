@@ -33,7 +33,7 @@ import torch
 import pellucid
 from benchmarks.side_by_side import BenchmarkError, Measured, header, show, spread
 from pellucid.generate import Sampling, generate_ids
-from pellucid.generate.pack_weights import network_for
+from pellucid.generate.choose_reader import GenerationRequest, choose_weights
 from pellucid.language_model import LanguageModel
 from pellucid.model import Transformer
 from pellucid.model.weights import initialise
@@ -229,7 +229,7 @@ def compare(servers: list[Server], options: argparse.Namespace, tokenizer: Token
 def own_costs(path: Path, options: argparse.Namespace) -> None:
     """What serving costs beyond computing, what a long prompt delays, and what a known prompt saves."""
     model = pellucid.load(path)
-    network, _ = network_for(model.network, options.weights[0], 1 << 20)
+    network, _ = choose_weights(GenerationRequest(model.network, 1 << 20), options.weights[0])
     port = free_port()
     command = [
         sys.executable,
@@ -301,9 +301,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=Path, required=True, help="a folder with GPT-2's tokenizer")
     parser.add_argument("--models", nargs="+", choices=("small", "gpt2"), default=["small", "gpt2"])
-    parser.add_argument(
-        "--weights", nargs="+", default=["float32"], help="of ours; the first is what others stand beside"
-    )
+    parser.add_argument("--weights", nargs="+", default=["auto"], help="of ours; the first is what others stand beside")
     parser.add_argument("--transformers", action="store_true", help="beside `transformers serve`")
     parser.add_argument("--llama-server", help="beside this program of llama.cpp")
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 4, 16, 64])

@@ -16,9 +16,8 @@ from pellucid.cli.commands import GeneratingModelOptions, SamplingOptions, Writi
 from pellucid.cli.options import CheckpointOptions, OptionError, check_arguments
 from pellucid.conversion import convert
 from pellucid.destination import DestinationError, check_destination, written_aside
-from pellucid.generate.choose_step import Compile
+from pellucid.generate.choose_reader import Compile, Weights
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.pack_weights import Weights
 from pellucid.generate.sampling import Sampling
 from pellucid.hub.families import FamilyError
 from pellucid.model_names import FolderError
@@ -37,10 +36,6 @@ WRONG = {
     "generate run --beams -1": "--beams -1: expected",
     "generate run --beams 2 --temperature 1": "--beams 2 does not sample: leave out --temperature",
     "generate run --beams 2 --top-k 3": "leave out --top-k",
-    "generate run --beams 2 --n 3": "--n 3 with --beams 2: ask for at most 2",
-    "generate run --compile yes --n 2": "--compile yes reads one more token of a single text: leave out --n",
-    "generate run --compile yes --beams 2": "leave out --beams",
-    "generate run --compile yes --source x": "leave out --source",
     "generate run --checkpoint bset": "--checkpoint bset: expected best, last, or the number of a step",
     "generate run --device gpu": "--device gpu: expected auto, cpu, cuda, mps",
     "generate run --mix-weight 0.5": "--mix-weight 0.5 needs --mix",

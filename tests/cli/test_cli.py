@@ -263,9 +263,9 @@ def test_weights_are_chosen_and_said(trained, capsys):
     assert cli.main([*given, "--weights", "loaded"]) == 0
     plain = capsys.readouterr()
     assert "weights: as loaded" in plain.err
-    assert cli.main([*given, "--weights", "float16"]) == 0
-    said = capsys.readouterr().err
-    assert "weights: float16, 0.0" in said
-    assert re.search(r"^weights: float16 costs [+-]0\.\d{5} bits per byte \(\d", said, re.MULTILINE)
-    assert cli.main([*given, "--weights", "int3"]) == 2
-    assert "float16" in capsys.readouterr().err
+    assert cli.main([*given, "--weights", "int8"]) == 0
+    assert re.search(r"^weights: int8, [01]\.\d\d% from float32 \(", capsys.readouterr().err, re.MULTILINE)
+    assert cli.main([*given, "--weights", "float16"]) == 2
+    assert "int4" in capsys.readouterr().err
+    assert cli.main([*given, "--weights", "int8", "--compile", "yes", "--n", "2"]) == 2
+    assert "it reads a single text and 2 are generated together; leave compile at auto" in capsys.readouterr().err

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from drawing import architectures, difference, make_network
 from pellucid.architecture import MLP, Architecture, Attention, Positions
-from pellucid.generate import GenerationError, choose_step, generate, generate_ids, row_products
-from pellucid.generate.choose_step import step_for
+from pellucid.generate import GenerationError, choose_reader, generate, generate_ids, pack_weights, row_products
+from pellucid.generate.choose_reader import GenerationRequest, choose_compiled_step, compiled_step
 from pellucid.generate.compiled_step import CompiledReader, CompiledStep, NotCompiledError
 from pellucid.generate.pack_weights import pack_network
 from pellucid.model import Cache, Transformer
@@ -47,7 +47,7 @@ def agree(
     what the ordinary step differs from it by.
     """
     prompt = [i % 11 for i in range(n_prompt)]
-    decoding = generate_ids(network, [prompt], max_tokens=max_tokens, seeds=3, step=CompiledStep(network))
+    decoding = generate_ids(network, [prompt], max_tokens=max_tokens, seeds=3, compile="yes")
     assert isinstance(decoding.reader, CompiledReader)
     compiled = torch.cat([step.logits for step in decoding])
     text = decoding.rows[0].generated
@@ -118,12 +118,12 @@ def test_scores_that_are_far_apart():
 
 def test_a_step_is_listed_once_and_again_where_weights_change():
     network = make_network(SMALL, dtype=torch.float32)
-    step, said = step_for(network, "yes", 1)
+    step, said = choose_compiled_step(GenerationRequest(network, 1), "yes")
     assert said.startswith("compiled: yes (ready in ")
-    assert step_for(network, "auto", 10_000_000)[0] is step
+    assert choose_compiled_step(GenerationRequest(network, 10_000_000), "auto")[0] is step
     with torch.no_grad():
         network.blocks[0].norm_1.gain.mul_(-1)
-    again, _ = step_for(network, "yes", 1)
+    again, _ = choose_compiled_step(GenerationRequest(network, 1), "yes")
     assert again is not step
     agree(network, 2, 2e-5)
 
@@ -159,7 +159,7 @@ def test_a_text_may_begin_anywhere_in_a_row_of_a_batch():
 
 def test_a_network_is_freed_although_its_step_is_kept():
     network = make_network(SMALL, dtype=torch.float32)
-    step_for(network, "yes", 1)
+    choose_compiled_step(GenerationRequest(network, 1), "yes")
     gone = weakref.ref(network)
     del network
     gc.collect()
@@ -190,20 +190,23 @@ def not_on_disk(monkeypatch):
         raise AssertionError("nothing is to be compiled here")
 
     monkeypatch.setattr(row_products, "is_compiled", lambda: False)
-    monkeypatch.setattr(choose_step, "compiled_step", refuse)
+    monkeypatch.setattr(choose_reader, "compiled_step", refuse)
 
 
 def test_short_texts_are_not_worth_compiling(not_on_disk):
     network = make_network(SMALL, dtype=torch.float32)
-    assert step_for(network, "auto", 1000) == (None, "compiled: no (1000 tokens are too few)")
-    assert step_for(network, "no", 10**9) == (None, "compiled: no")
+    assert choose_compiled_step(GenerationRequest(network, 1000), "auto") == (
+        None,
+        "compiled: no (1000 tokens are too few)",
+    )
+    assert choose_compiled_step(GenerationRequest(network, 10**9), "no") == (None, "compiled: no")
 
 
 def test_what_is_on_disk_is_used_for_short_texts_too(monkeypatch):
     monkeypatch.setattr(row_products, "is_compiled", lambda: True)
     network = make_network(SMALL, dtype=torch.float32)
-    assert step_for(network, "auto", 1)[0] is None
-    assert step_for(network, "auto", 20)[0] is not None
+    assert choose_compiled_step(GenerationRequest(network, 1), "auto")[0] is None
+    assert choose_compiled_step(GenerationRequest(network, 20), "auto")[0] is not None
 
 
 @pytest.mark.parametrize(
@@ -225,7 +228,7 @@ def test_options_that_need_ordinary_steps_are_named(options, named, not_on_disk)
 
 def test_a_wrong_word_is_refused(not_on_disk):
     with pytest.raises(GenerationError, match="compile = 'maybe': choose one of auto, no, yes"):
-        step_for(make_network(SMALL), "maybe", 10)
+        choose_compiled_step(GenerationRequest(make_network(SMALL), 10), "maybe")
 
 
 def why_not(network: Transformer) -> str:
@@ -240,8 +243,6 @@ def test_networks_that_cannot_be_compiled_are_named():
     assert "an encoder's output" in why_not(make_network(reads_another, dtype=torch.float32))
     assert "is in bfloat16" in why_not(make_network(SMALL, dtype=torch.bfloat16))
     assert "is in float64" in why_not(make_network(SMALL))
-    packed = pack_network(make_network(SMALL, dtype=torch.float32), "bfloat16").network
-    assert "another format (BFloat16)" in why_not(packed)
     adapted = make_network(SMALL, dtype=torch.float32)
     adapt(adapted, rank=2, alpha=2.0)
     assert "another format (LoRALinear)" in why_not(adapted)
@@ -249,20 +250,23 @@ def test_networks_that_cannot_be_compiled_are_named():
     hooked.blocks[0].register_forward_hook(lambda *_: None)
     assert "hooks" in why_not(hooked)
     with pytest.raises(GenerationError, match=r"compile = yes: .* mixture of experts"):
-        step_for(make_network(experts, dtype=torch.float32), "yes", 10)
-    assert "mixture of experts" in step_for(make_network(experts, dtype=torch.float32), "auto", 1000)[1]
+        choose_compiled_step(GenerationRequest(make_network(experts, dtype=torch.float32), 10), "yes")
+    assert (
+        "mixture of experts"
+        in choose_compiled_step(GenerationRequest(make_network(experts, dtype=torch.float32), 1000), "auto")[1]
+    )
 
 
 def test_a_network_of_another_type_is_refused_before_its_weights_are_read(monkeypatch):
-    monkeypatch.setattr(choose_step, "weights_state", lambda network: pytest.fail("all weights were read"))
-    assert "is in bfloat16" in choose_step.compiled_step(make_network(SMALL, dtype=torch.bfloat16))
+    monkeypatch.setattr(pack_weights, "weights_state", lambda network: pytest.fail("all weights were read"))
+    assert "is in bfloat16" in compiled_step(make_network(SMALL, dtype=torch.bfloat16))
 
 
 def test_a_step_is_not_used_once_its_network_has_hooks():
     network = make_network(SMALL, dtype=torch.float32)
-    assert isinstance(choose_step.compiled_step(network), CompiledStep)
+    assert isinstance(compiled_step(network), CompiledStep)
     network.blocks[0].register_forward_hook(lambda *_: None)
-    assert "hooks" in choose_step.compiled_step(network)
+    assert "hooks" in compiled_step(network)
 
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64], ids=str)
@@ -271,7 +275,7 @@ def test_what_pytorch_makes_by_default_decides_nothing(default):
     network = make_network(RICH).float()
     torch.set_default_dtype(default)
     try:
-        decoding = generate_ids(network, [[1, 2]], max_tokens=5, seeds=3, step=CompiledStep(network))
+        decoding = generate_ids(network, [[1, 2]], max_tokens=5, seeds=3, compile="yes")
         compiled = torch.cat([step.logits for step in decoding])
     finally:
         torch.set_default_dtype(torch.float32)

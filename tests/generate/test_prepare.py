@@ -1,6 +1,5 @@
 """Packed products are the products of the weights they keep, and a prepared network is the network of those."""
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -11,23 +10,14 @@ from torch import nn
 
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture
-from pellucid.generate import GenerationError, Sampling, generate_ids, row_products
-from pellucid.generate import pack_weights as prepare_module
+from pellucid.generate import GenerationError, Sampling, choose_reader, generate_ids, row_products
 from pellucid.generate import packed_linear as products
-from pellucid.generate.choose_step import step_for
-from pellucid.generate.pack_weights import network_for, pack_network, packed_network
+from pellucid.generate.choose_reader import GenerationRequest, choose_weights
+from pellucid.generate.pack_weights import pack_network, packed_network
 from pellucid.generate.packed_linear import PRODUCTS, Int4, Int8
-from pellucid.generate.scoring import score
-from pellucid.generate.weights_cost import cost_of_weights
 from pellucid.model import Transformer
-from pellucid.text.ids import IdTokenizer
-from pellucid.text.read.documents import bundled
-from pellucid.text.tokenizers.base import TokenizerError
-from pellucid.text.tokenizers.tokenizer import ByteTokenizer, learn_tokenizer
 
 KINDS = [kind for kind in PRODUCTS if products.available(kind)]
-#: every product, among them the one that is used where there is no compiler
-EACH = {kind: PRODUCTS[kind] for kind in KINDS} | {"int8 in halves": products.Int8InHalves}
 SMALL = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2)
 
 
@@ -35,14 +25,14 @@ def kept(product: nn.Module, weight: torch.Tensor) -> torch.Tensor:
     return getattr(product, "kept", weight).double()
 
 
-@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=20)
 @given(st.integers(1, 40), st.integers(1, 70), st.integers(1, 24), st.booleans(), st.integers(0, 9))
 def test_a_product_is_the_exact_one_with_what_it_keeps(kind, n_out, n_in, n_rows, biased, seed):
     generator = torch.Generator().manual_seed(seed)
     weight, bias = torch.randn(n_out, n_in, generator=generator), torch.randn(n_out, generator=generator)
     x = torch.randn(1, n_rows, n_in, generator=generator)
-    product = EACH[kind](weight, bias if biased else None)
+    product = PRODUCTS[kind](weight, bias if biased else None)
     exact = x.double() @ kept(product, weight).T + (bias.double() if biased else 0)
     assert product(x).shape == exact.shape
     assert (product(x) - exact).abs().max() <= 2e-6 * n_in**0.5 * max(1, float(exact.abs().max()))
@@ -140,28 +130,28 @@ def test_errors_are_reported_and_auto_leaves_small_networks_alone():
     network = make_network(SMALL, dtype=torch.float32)
     made = pack_network(network, "int8")
     assert 0.001 < made.errors["unembed"] < 0.02
-    assert "int8" in made.said
-    assert "%" in made.said
-    assert network_for(network, "auto", 1000)[0] is network
-    assert network_for(network, "loaded", 1000) == (network, "weights: as loaded")
+    assert "int8" in made.summary
+    assert "%" in made.summary
+    assert choose_weights(GenerationRequest(network, 1000))[0] is network
+    assert choose_weights(GenerationRequest(network, 1000), "loaded") == (network, "weights: as loaded")
 
 
 def kind_of(network: Transformer, n_tokens: int) -> str:
     """The kind of products that `auto` chooses."""
-    linear = network_for(network, "auto", n_tokens)[0].blocks[0].mlp.down
+    linear = choose_weights(GenerationRequest(network, n_tokens))[0].blocks[0].mlp.down
     return {nn.Linear: "its own", products.AsLoaded: "loaded", products.Float32: "float32"}[type(linear)]
 
 
 def test_auto_copies_weights_for_a_server_or_without_a_compiler(monkeypatch):
     network = make_network(SMALL, dtype=torch.float32)
-    monkeypatch.setattr(prepare_module, "LEAST_PARAMETERS", 100)
-    assert network_for(make_network(SMALL), "auto", 1000)[1] == "weights: as loaded"
+    monkeypatch.setattr(choose_reader, "LEAST_PARAMETERS", 100)
+    assert choose_weights(GenerationRequest(make_network(SMALL), 1000))[1] == "weights: as loaded"
     assert row_products.why_not_compiled() == ""
     assert [kind_of(network, n) for n in (1, 31, 32, 1 << 20)] == ["loaded", "loaded", "loaded", "float32"]
-    monkeypatch.setattr(prepare_module, "MOST_BYTES", 1000)
+    monkeypatch.setattr(choose_reader, "MOST_BYTES", 1000)
     assert kind_of(network, 1 << 20) == "loaded"
     monkeypatch.undo()
-    monkeypatch.setattr(prepare_module, "LEAST_PARAMETERS", 100)
+    monkeypatch.setattr(choose_reader, "LEAST_PARAMETERS", 100)
     monkeypatch.setattr(row_products, "is_compiled", lambda: False)
     assert [kind_of(network, n) for n in (31, 32)] == ["its own", "loaded"]
     monkeypatch.setattr(row_products, "why_not_compiled", lambda: "there is no C++ compiler")
@@ -171,7 +161,7 @@ def test_auto_copies_weights_for_a_server_or_without_a_compiler(monkeypatch):
 @pytest.mark.parametrize(("word", "dtype"), [("int3", torch.float32), ("int8", torch.float64)])
 def test_what_cannot_be_packed_is_refused(word, dtype):
     with pytest.raises(GenerationError, match=word):
-        network_for(make_network(SMALL, dtype=dtype), word, 100)
+        choose_weights(GenerationRequest(make_network(SMALL, dtype=dtype), 100), word)
 
 
 def test_weights_that_are_assigned_anew_are_packed_anew():
@@ -208,10 +198,9 @@ def test_weights_that_are_edited_through_data_are_packed_and_compiled_anew(chang
     ways = [*((weights, "no") for weights in ("loaded", "float32", "int8", "int4")), ("loaded", "yes")]
 
     def logits(network, weights, compiled):
-        own = network_for(network, weights, 10)[0] if compiled == "no" else network
-        step = step_for(network, compiled, 10)[0]
-        options = {"max_tokens": 5, "sampling": Sampling(temperature=0), "step": step}
-        return torch.cat([one.logits for one in generate_ids(own, [[1, 2, 3]], **options)])
+        network = network if weights == "loaded" else packed_network(network, weights).network
+        options = {"max_tokens": 5, "sampling": Sampling(temperature=0), "compile": compiled}
+        return torch.cat([one.logits for one in generate_ids(network, [[1, 2, 3]], **options)])
 
     before = [logits(edited, *way) for way in ways]
     change(edited)
@@ -219,42 +208,3 @@ def test_weights_that_are_edited_through_data_are_packed_and_compiled_anew(chang
         now, expected = logits(edited, *way), logits(fresh, *way)
         assert torch.equal(now, expected), way
         assert not torch.equal(now, old), way
-
-
-@pytest.mark.parametrize("weights", ["loaded", "float32", "float16", "int8", "int4"])
-def test_what_rounded_weights_cost_is_the_difference_of_two_scores(weights):
-    """Of the network with its own weights, and of one that holds the rounded numbers in their place."""
-    tokenizer = ByteTokenizer()
-    a = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=32, d_model=16, n_layers=1)
-    network = make_network(a).float()
-    said = cost_of_weights(network, tokenizer, weights)
-    if weights in ("loaded", "float32"):
-        assert said == ""
-        return
-    text = bundled("shakespeare").read_text(encoding="utf-8")[:2000]
-    own, rounded = score(network, tokenizer, text), score(pack_network(network, weights).network, tokenizer, text)
-    found = re.fullmatch(rf"weights: {weights} costs (\S+) bits per byte \((\S+) for (\S+), on the first .*\)", said)
-    assert found is not None
-    expected = rounded.bits_per_byte - own.bits_per_byte
-    assert abs(expected) > 1e-7
-    assert float(found[1]) == pytest.approx(expected, abs=6e-6)
-    assert (float(found[2]), float(found[3])) == pytest.approx((rounded.bits_per_byte, own.bits_per_byte), abs=1e-4)
-
-
-def test_words_that_a_tokenizer_lacks_are_counted_in_nats():
-    tokenizer = learn_tokenizer("char", ["abc "], None)
-    network = make_network(Architecture(n_vocab=tokenizer.n_vocab, n_ctx=32, d_model=16, n_layers=1)).float()
-    assert "nats per token (" in cost_of_weights(network, tokenizer, "int8")
-
-
-class Refusing(ByteTokenizer):
-    """A tokenizer that refuses every text."""
-
-    def _encode(self, text):
-        raise TokenizerError(f"{text[:5]!r} cannot be encoded")
-
-
-@pytest.mark.parametrize("tokenizer", [IdTokenizer(257), Refusing()], ids=lambda t: type(t).__name__)
-def test_weights_cost_nothing_that_can_be_said_where_the_text_cannot_be_read(tokenizer):
-    network = make_network(Architecture(n_vocab=257, n_ctx=32, d_model=16, n_layers=1)).float()
-    assert cost_of_weights(network, tokenizer, "int8") == ""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from drawing import make_network
 from pellucid.architecture import Architecture
-from pellucid.generate import GenerationError, packed_linear, row_products
+from pellucid.generate import GenerationError, row_products
 from pellucid.generate.pack_weights import pack_network
 from pellucid.generate.packed_linear import AsLoaded, Int4, Int8
 
@@ -53,13 +53,13 @@ def test_rows_may_lie_anywhere_in_memory(transposed):
     assert torch.equal(layer(x), layer(x.clone(memory_format=torch.contiguous_format)))
 
 
-def test_without_a_compiler_eight_bits_take_two_bytes_and_four_are_refused(asked_again):
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_without_a_compiler_packed_weights_are_refused(weights, asked_again):
     asked_again.setenv("CXX", "no-such-compiler")
-    packed = pack_network(make_network(SMALL, dtype=torch.float32), "int8")
-    assert "stored in two bytes a weight (there is no C++ compiler (no-such-compiler))" in packed.said
-    assert isinstance(packed.network.unembed, packed_linear.Int8InHalves)
-    with pytest.raises(GenerationError, match=r"weights = int4: there is no C\+\+ compiler .* choose another format"):
-        pack_network(make_network(SMALL, dtype=torch.float32), "int4")
+    with pytest.raises(
+        GenerationError, match=rf"weights = {weights}: there is no C\+\+ compiler .*; leave weights at auto"
+    ):
+        pack_network(make_network(SMALL, dtype=torch.float32), weights)
 
 
 def test_a_compiler_that_fails_leaves_nothing_behind_and_is_quoted(asked_again, tmp_path):

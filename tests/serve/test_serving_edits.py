@@ -186,7 +186,7 @@ def test_packed_weights_are_those_of_generate(weights):
     )
     list(packed)
     assert client.tokens == packed.rows[0].generated
-    with pytest.raises(GenerationError, match=f"weights = {weights} with taps or edits"):
+    with pytest.raises(GenerationError, match=f"weights = {weights}: taps and edits work on the loaded weights"):
         engine.submit([request([1], taps=GenerationTrace(network, EDITS[0]))])
 
 

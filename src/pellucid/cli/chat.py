@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from tyro.conf import Positional
 
 from pellucid.cli.loading import loaded_from, transformer_of
-from pellucid.cli.options import LIKELIEST, MODEL, SHARE, ChatModelOptions, above, at_least, command, option
+from pellucid.cli.options import MODEL, ChatModelOptions, DrawnTokenOptions, at_least, command, option
 
 if TYPE_CHECKING:
     from pellucid.generate.replies import Messages, ReplyPiece
@@ -30,21 +30,9 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 @dataclass(frozen=True)
-class AnswerOptions:
+class AnswerOptions(DrawnTokenOptions):
     """How the answers are chosen."""
 
-    temperature: Annotated[float, option("N"), at_least(0)] = 0.8
-    """Divide the logits by this; 0 always takes the likeliest token."""
-    top_k: Annotated[int, option("N", default="all"), at_least(0), LIKELIEST] = 0
-    """Sample from this many of the likeliest tokens."""
-    top_p: Annotated[float, option("SHARE", default="all"), SHARE, LIKELIEST] = 1.0
-    """Sample from the fewest likeliest tokens that together have this probability."""
-    min_p: Annotated[float, option("SHARE", default="all"), SHARE, LIKELIEST] = 0.0
-    """Sample from tokens that are at least this share as likely as the likeliest."""
-    repetition_penalty: Annotated[float, option("N", default="off"), above(0)] = 1.0
-    """Divide the logits of tokens that are in the conversation already by this (multiply, if negative)."""
-    seed: Annotated[int | None, option("N", default="drawn and printed"), at_least(0), LIKELIEST] = None
-    """Give the same answers to the same messages again from the same seed."""
     max_tokens: Annotated[int, option("N"), at_least(1)] = 400
     """Generate at most this many tokens for an answer."""
 
@@ -75,7 +63,7 @@ def chat_command(
     """
     loaded = transformer_of(loaded_from(model, model_options), model)
 
-    from pellucid.generate.pack_weights import network_for
+    from pellucid.generate.choose_reader import GenerationRequest, choose_weights
     from pellucid.generate.replies import required
 
     required(loaded.chat_template)
@@ -83,7 +71,8 @@ def chat_command(
     options = {name: value for name, value in vars(answers).items() if name != "seed"}
     options["weights"] = model_options.weights
     if model_options.weights != "auto":
-        print(network_for(loaded.network, model_options.weights, answers.max_tokens)[1], file=sys.stderr)
+        request = GenerationRequest(loaded.network, answers.max_tokens)
+        print(choose_weights(request, model_options.weights)[1], file=sys.stderr)
     conversation = Conversation(loaded, system=system, seed=seed, shows_surprisal=surprisal, options=options)
     conversation.check_instructions()
     if sys.stdin.isatty():

@@ -16,10 +16,10 @@ from pellucid.cli.loading import loaded_from, mixed_from, transformer_of
 from pellucid.cli.look import look_command
 from pellucid.cli.options import (
     INPUT_FILE,
-    LIKELIEST,
     MODEL,
-    SHARE,
+    NO_SAMPLING,
     CheckpointOptions,
+    DrawnTokenOptions,
     Expected,
     FilesOptions,
     MixOptions,
@@ -27,7 +27,6 @@ from pellucid.cli.options import (
     OpenedModelOptions,
     OptionError,
     WritingModelOptions,
-    above,
     at_least,
     command,
     flags_of,
@@ -43,45 +42,18 @@ from pellucid.cli.train import train_command
 OK, FAILED, WRONG_INPUT, NUMERICS = 0, 1, 2, 3
 
 
-#: what makes an option of sampling be ignored: all of them, or those that choose among several tokens
-NO_SAMPLING = NoEffect(lambda o: o.beams, "--beams {beams} does not sample")
-NO_DRAW = (
-    NO_SAMPLING,
-    LIKELIEST,
-    NoEffect(
-        lambda o: o.source is not None and o.temperature is None,
-        "with --source the likeliest token is always taken, unless --temperature is given",
-    ),
-)
-
-
 @dataclass(frozen=True)
-class SamplingOptions:
+class SamplingOptions(DrawnTokenOptions):
     """How each next token is chosen."""
 
     temperature: Annotated[float | None, option("N", default="0.8, or 0 with --source"), at_least(0), NO_SAMPLING] = (
         None
     )
     """Divide the logits by this; 0 always takes the likeliest token."""
-    top_k: Annotated[
-        int,
-        option("N", default="all"),
-        at_least(0, "a whole number of tokens to keep, or 0 to keep all"),
-        *NO_DRAW,
-    ] = 0
-    """Sample from this many of the likeliest tokens."""
-    top_p: Annotated[float, option("SHARE", default="all"), SHARE, *NO_DRAW] = 1.0
-    """Sample from the fewest likeliest tokens that together have this probability."""
-    min_p: Annotated[float, option("SHARE", default="all"), SHARE, *NO_DRAW] = 0.0
-    """Sample from tokens that are at least this share as likely as the likeliest."""
-    repetition_penalty: Annotated[float, option("N", default="off"), above(0), NO_SAMPLING] = 1.0
-    """Divide the logits of tokens that are in the text already by this (multiply, if negative)."""
     presence_penalty: Annotated[float, option("N", default="off"), NO_SAMPLING] = 0.0
     """Subtract this from the logits of tokens that were generated already, once."""
     frequency_penalty: Annotated[float, option("N", default="off"), NO_SAMPLING] = 0.0
     """Subtract this from a token's logit for each time that it was generated."""
-    seed: Annotated[int | None, option("N", default="drawn and printed"), *NO_DRAW] = None
-    """Generate the same text again from the same seed."""
     beams: Annotated[int, option("N", default="off"), at_least(0)] = 0
     """Search for the likeliest text with this many beams, instead of sampling."""
 
@@ -130,60 +102,22 @@ def generate_command(
         pellucid generate runs/my_texts "Once upon a time" --temperature 0
     """
     m = model_options
-    check_choices(source, m, sampling, output)
+    values = {"source": source, "beams": sampling.beams, "weights": m.weights, "compile": m.compile}
+    # options that only a transformer has, where they were given
+    given = {name: value for name, value in values.items() if value not in (None, 0, "auto")}
     loaded = mixed_from(model, m)
-    of_transformers = {
-        "--source": source is not None,
-        "--beams": sampling.beams,
-        "--weights": m.weights != "auto",
-        "--compile": m.compile != "auto",
-    }
-    asked = next((name for name, value in of_transformers.items() if value), "")
-    if asked or not hasattr(loaded, "stream"):
-        transformer_of(loaded, model, asked)
+    if given or not hasattr(loaded, "stream"):
+        transformer_of(loaded, model, f"--{next(iter(given))}" if given else "")
     prompt = sys.stdin.read() if prompt == "-" else prompt
-    values = {"source": sys.stdin.read() if source == "-" else source, "beams": sampling.beams or None}
-    values["temperature"] = sampling.temperature
-    values |= {
-        name: None if word == "auto" else word for name, word in (("weights", m.weights), ("compile", m.compile))
-    }
-    values["report"] = (
-        (lambda said: print(said, file=sys.stderr)) if m.weights != "auto" or m.compile != "auto" else None
-    )
-    options: dict[str, Any] = {name: value for name, value in values.items() if value is not None} | {
-        name: getattr(sampling, name)
-        for name in ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "seed")
-    }
+    options: dict[str, Any] = {name: value for name, value in vars(sampling).items() if name != "beams"} | given
+    if source == "-":
+        options["source"] = sys.stdin.read()
+    if given.keys() & {"weights", "compile"}:
+        options["report"] = lambda line: print(line, file=sys.stderr)
     results = write(loaded, prompt, output, options)
     if sampling.seed is None and not sampling.beams:
         print(f"seed {results[0].seed}", file=sys.stderr)
-    if m.weights != "auto":
-        from pellucid.generate.weights_cost import cost_of_weights
-
-        if cost := cost_of_weights(loaded.network, loaded.tokenizer, m.weights):
-            print(cost, file=sys.stderr)
     return OK
-
-
-def check_choices(
-    source: str | None, model: GeneratingModelOptions, sampling: SamplingOptions, output: GeneratedOptions
-) -> None:
-    """Raise OptionError for options that contradict each other, before the model is loaded."""
-    if model.compile == "yes":
-        check_compile(source, model, sampling, output)
-    if not sampling.beams:
-        return
-    if output.n > sampling.beams:
-        raise OptionError(f"--n {output.n} with --beams {sampling.beams}: ask for at most {sampling.beams} texts")
-
-
-def check_compile(
-    source: str | None, model: GeneratingModelOptions, sampling: SamplingOptions, output: GeneratedOptions
-) -> None:
-    """Raise OptionError for --compile yes with an option that reads anything but one more token of a single text."""
-    others = {"n": output.n > 1, "beams": sampling.beams, "source": source is not None}
-    if wrong := [flag for flag, is_used in others.items() if is_used]:
-        raise OptionError(f"--compile yes reads one more token of a single text: leave out --{wrong[0]}")
 
 
 def write(loaded: Any, prompt: str, output: GeneratedOptions, options: dict[str, Any]) -> list[Any]:

@@ -131,7 +131,16 @@ MODEL = Expected(
     "the folder of a run or of a saved model, a GGUF file, or a name on the Hugging Face hub such as gpt2; nothing is "
     "there",
 )
-LIKELIEST = NoEffect(lambda o: o.temperature == 0, "--temperature 0 always takes the likeliest token")
+#: what makes options of sampling be ignored: all of them, or those that choose among several tokens
+NO_SAMPLING = NoEffect(lambda o: getattr(o, "beams", 0) > 0, "--beams {beams} does not sample")
+NO_DRAW = (
+    NO_SAMPLING,
+    NoEffect(lambda o: o.temperature == 0, "--temperature 0 always takes the likeliest token"),
+    NoEffect(
+        lambda o: o.temperature is None and o.source is not None,
+        "with --source the likeliest token is always taken, unless --temperature is given",
+    ),
+)
 #: options of several commands, each with its one text of help
 Checkpoint = Annotated[
     str,
@@ -164,11 +173,8 @@ TrustedTokenizer = Annotated[
     Literal["no", "tokenizer"], option("WHAT", help="Take the risk of a tokenizer whose patterns may be slow.")
 ]
 WeightFormat = Annotated[
-    Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8", "int4"],
-    option(
-        "FORMAT",
-        help="Store the matrices in this format on a CPU: auto, loaded, float32, float16, bfloat16, int8 or int4.",
-    ),
+    Literal["auto", "loaded", "int8", "int4"],
+    option("FORMAT", help="Store the matrices in this format on a CPU: loaded, int8 or int4; auto rounds no weight."),
 ]
 FOLDER = Expected(lambda path: Path(path).is_dir(), "the folder of a run, such as runs/NAME")
 NGRAM_RUN = Expected(
@@ -177,6 +183,26 @@ NGRAM_RUN = Expected(
 )
 FILE = Expected(exists, "a file or folder that exists")
 INPUT_FILE = Expected(lambda path: path == "-" or exists(path), "a file or folder that exists, or - for standard input")
+
+
+@dataclass(frozen=True)
+class DrawnTokenOptions:
+    """How a token is drawn, in texts and in conversations."""
+
+    temperature: Annotated[float | None, option("N"), at_least(0)] = 0.8
+    """Divide the logits by this; 0 always takes the likeliest token."""
+    top_k: Annotated[
+        int, option("N", default="all"), at_least(0, "a whole number of tokens to keep, or 0 to keep all"), *NO_DRAW
+    ] = 0
+    """Sample from this many of the likeliest tokens."""
+    top_p: Annotated[float, option("SHARE", default="all"), SHARE, *NO_DRAW] = 1.0
+    """Sample from the fewest likeliest tokens that together have this probability."""
+    min_p: Annotated[float, option("SHARE", default="all"), SHARE, *NO_DRAW] = 0.0
+    """Sample from tokens that are at least this share as likely as the likeliest."""
+    repetition_penalty: Annotated[float, option("N", default="off"), above(0), NO_SAMPLING] = 1.0
+    """Divide the logits of tokens that were read or generated already by this (multiply, if negative)."""
+    seed: Annotated[int | None, option("N", default="drawn and printed"), *NO_DRAW] = None
+    """Generate the same text again from the same seed."""
 
 
 @dataclass(frozen=True)

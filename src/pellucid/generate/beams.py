@@ -2,22 +2,14 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 
-from pellucid.generate.decode import check_counts, check_prompt
-from pellucid.generate.encoder_inputs import read_sources
+from pellucid.generate.choose_reader import ReadingOptions, choose_reader
+from pellucid.generate.decode import check_prompts
 from pellucid.generate.errors import GenerationError, LogitsError
-from pellucid.generate.readers import (
-    NO_TAPS,
-    CachedReader,
-    NextLogits,
-    RecomputingReader,
-    SequenceState,
-    TapFactory,
-    check_readable,
-    evaluation_mode,
-)
+from pellucid.generate.readers import NextLogits, SequenceState, evaluation_mode
 from pellucid.model import Transformer
 
 #: digits of log P (nats) that distinguish texts: adding the same terms in another order changes later digits
@@ -41,7 +33,7 @@ class Hypothesis:
 
 
 @dataclass(frozen=True)
-class Retold:
+class DeliveredStep:
     """One more token for each text that is not finished."""
 
     rows: list[SequenceState]
@@ -54,16 +46,17 @@ class BeamSearch:
 
     rows     `sample` is a text's rank; empty until tokens are delivered
     scores   mean log P per token of each row, nats
+    reasons  lines that say how the reader was chosen
     """
 
-    def __init__(self, best: list[Hypothesis]):
-        self.best = best
+    def __init__(self, best: list[Hypothesis], reasons: Sequence[str] = ()):
+        self.best, self.reasons = best, tuple(reasons)
         self.scores = [hypothesis.score for hypothesis in best]
         self.rows = [SequenceState(h.row.prompt, h.row.sample, 0, h.row.given) for h in best]
-        for row, told in zip(self.rows, best, strict=True):
-            row.finish_reason = None if told.row.generated else told.row.finish_reason
+        for row, hypothesis in zip(self.rows, best, strict=True):
+            row.finish_reason = None if hypothesis.row.generated else hypothesis.row.finish_reason
 
-    def __iter__(self) -> Iterator[Retold]:
+    def __iter__(self) -> Iterator[DeliveredStep]:
         while going := [k for k, row in enumerate(self.rows) if row.finish_reason is None]:
             tokens = []
             for k in going:
@@ -72,7 +65,7 @@ class BeamSearch:
                 row.generated.append(tokens[-1])
                 if len(row.generated) == len(complete_row.generated):
                     row.finish_reason = complete_row.finish_reason
-            yield Retold([self.rows[k] for k in going], tokens)
+            yield DeliveredStep([self.rows[k] for k in going], tokens)
 
     def stop(self, row: SequenceState) -> None:
         """End this row here; the tokens it has delivered stay."""
@@ -87,11 +80,9 @@ def search_beams(
     max_tokens: int,
     n: int = 1,
     stop_ids: Collection[int] = (),
-    cache: bool = True,
     n_allowed: int | None = None,
-    sources: Sequence[Sequence[int]] | None = None,
-    taps: TapFactory = NO_TAPS,
     text_of: TextOf | None = None,
+    **reading: Unpack[ReadingOptions],
 ) -> BeamSearch:
     """The `n` best of the texts that `beams` beams find for every prompt   (Sutskever et al. 2014, section 3.2)
 
@@ -104,18 +95,13 @@ def search_beams(
 
     The other options are those of `generate_ids`. Raises GenerationError.
     """
-    check_readable(network)
-    check_counts(network, max_tokens, n_allowed)
+    prompt_ids = check_prompts(network, prompts, max_tokens, n_allowed)
     if beams < 1 or not 1 <= n <= beams:
         raise GenerationError(f"beams = {beams}, n = {n}: expected at least one beam, and 1 <= n <= beams")
-    a = network.architecture
-    prompt_ids = [check_prompt(prompt, k, a.n_vocab)[-a.n_ctx :] for k, prompt in enumerate(prompts)]
+    reader, reasons = choose_reader(network, prompt_ids, max_tokens, beams=beams, **reading)
     alive = [Hypothesis(SequenceState(k, 0, 0, ids), 0.0) for k, ids in enumerate(prompt_ids)]
     complete: list[dict[object, Hypothesis]] = [{} for _ in prompt_ids]
-    longest = max(map(len, prompt_ids), default=0) + max_tokens
-    with evaluation_mode(network):
-        encoded = read_sources(network, sources, len(prompts), taps.of_sources)
-        reader = CachedReader(network, longest, encoded, taps) if cache else RecomputingReader(network, encoded, taps)
+    with evaluation_mode(reader.network):
         for length in range(1, max_tokens + 1):
             if not alive:
                 break
@@ -136,7 +122,7 @@ def search_beams(
     for hypothesis in alive:  # max_tokens is 0
         hypothesis.row.finish_reason = "length"
         complete[hypothesis.row.prompt][()] = hypothesis
-    return BeamSearch([best for of_prompt in complete for best in _ranked(list(of_prompt.values()))[:n]])
+    return BeamSearch([best for of_prompt in complete for best in _ranked(list(of_prompt.values()))[:n]], reasons)
 
 
 def _log_probs(logits: NextLogits) -> torch.Tensor:

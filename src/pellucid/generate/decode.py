@@ -3,23 +3,13 @@
 import operator
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from torch import nn
 
-from pellucid.generate.compiled_step import CompiledReader, CompiledStep
-from pellucid.generate.encoder_inputs import NoSources, read_sources
+from pellucid.generate.choose_reader import ReadingOptions, choose_reader
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.readers import (
-    NO_TAPS,
-    CachedReader,
-    NextLogits,
-    RecomputingReader,
-    SequenceState,
-    TapFactory,
-    check_readable,
-    evaluation_mode,
-)
+from pellucid.generate.readers import NextLogits, SequenceState, check_readable, evaluation_mode
 from pellucid.generate.sampling import Sampling, choose_tokens, uniform
 from pellucid.model import Transformer
 
@@ -46,6 +36,7 @@ class Decoding:
 
     network  what is in evaluation mode while a step is computed
     reader   gives the next logits of rows
+    reasons  lines that say how the reader was chosen
     rows     every text, prompt by prompt and sample by sample, including finished ones
     stop     ends a row early, for a reason that only the caller can see
     """
@@ -60,9 +51,11 @@ class Decoding:
         sampling: Sampling,
         stop_ids: Collection[int],
         n_allowed: int | None = None,
+        reasons: Sequence[str] = (),
     ):
         self.network, self.reader, self.rows, self.max_tokens = network, reader, rows, max_tokens
         self.sampling, self.stop_ids, self.n_allowed = sampling, frozenset(stop_ids), n_allowed
+        self.reasons = tuple(reasons)
         #: the rows that the reader holds
         self.active = rows
         self.started = False
@@ -124,20 +117,6 @@ class Decoding:
         row.finish_reason = "stop"
 
 
-def make_reader(
-    network: Transformer,
-    longest: int,
-    sources: NoSources,
-    taps: TapFactory,
-    cache: bool,
-    step: CompiledStep | None = None,
-) -> CachedReader | RecomputingReader:
-    """The reader for these options."""
-    if step is not None:
-        return CompiledReader(network, longest, step)
-    return CachedReader(network, longest, sources, taps) if cache else RecomputingReader(network, sources, taps)
-
-
 def generate_ids(
     network: Transformer,
     prompts: Sequence[Sequence[int]],
@@ -147,11 +126,8 @@ def generate_ids(
     stop_ids: Collection[int] = (),
     seeds: int | Sequence[int] = 0,
     samples: Sequence[int] = (0,),
-    cache: bool = True,
     n_allowed: int | None = None,
-    sources: Sequence[Sequence[int]] | None = None,
-    taps: TapFactory = NO_TAPS,
-    step: CompiledStep | None = None,
+    **reading: Unpack[ReadingOptions],
 ) -> Decoding:
     """Continue every prompt by up to `max_tokens` ids, step by step.
 
@@ -161,33 +137,36 @@ def generate_ids(
     seeds       one for each prompt, or one for all
     samples     which samples of every prompt to draw: sample 2 of a prompt and a seed is the same text whether
                 or not the other samples are drawn
-    cache       False recomputes everything at every step, one row at a time: slower, same result
     n_allowed   the size of the tokenizer's vocabulary, if the network's is larger: ids from here on are never
                 chosen
-    sources     for a network with an encoder: the ids that it reads once for each prompt
-    taps        makes the tap of every call, given the positions of its columns
-    step        of this network, compiled (`step_for`): it reads further tokens of a single text without taps and
-                sources, with the cache
+    reading     the options of `choose_reader`: cache, weights, compile, taps, sources
 
     The result iterates over `DecodeStep`s, and its `rows` hold the generated ids. A network with attention.mask =
     prefix reads its prompt as the prefix. Texts that outgrow the context continue in a moving window (`window_start`).
     Raises GenerationError for options that do not fit the network.
     """
+    prompt_ids = check_prompts(network, prompts, max_tokens, n_allowed)
+    seed_of = [seeds] * len(prompts) if isinstance(seeds, int) else list(seeds)
+    if len(seed_of) != len(prompts):
+        raise GenerationError(f"{len(seed_of)} seeds for {len(prompts)} prompts: give one for each, or one for all")
+    reader, reasons = choose_reader(network, prompt_ids, max_tokens, n_samples=len(samples), **reading)
+    rows = [SequenceState(n, k, seed_of[n], ids) for n, ids in enumerate(prompt_ids) for k in samples]
+    options = {"max_tokens": max_tokens, "sampling": sampling, "stop_ids": stop_ids, "n_allowed": n_allowed}
+    return Decoding(reader.network, reader, rows, reasons=reasons, **options)
+
+
+def check_prompts(
+    network: Transformer, prompts: Sequence[Sequence[int]], max_tokens: int, n_allowed: int | None
+) -> list[tuple[int, ...]]:
+    """The ids of each prompt that fit into the context.
+
+    Raises GenerationError for a network that predicts no next token, an impossible length, a vocabulary larger than
+    the network's, and ids that it does not have.
+    """
     check_readable(network)
     check_counts(network, max_tokens, n_allowed)
     a = network.architecture
-    each = [seeds] * len(prompts) if isinstance(seeds, int) else list(seeds)
-    if len(each) != len(prompts):
-        raise GenerationError(f"{len(each)} seeds for {len(prompts)} prompts: give one for each, or one for all")
-    read = [check_prompt(prompt, n, a.n_vocab)[-a.n_ctx :] for n, prompt in enumerate(prompts)]
-    rows = [SequenceState(n, sample, each[n], read[n]) for n in range(len(prompts)) for sample in samples]
-    with evaluation_mode(network):
-        encoded = read_sources(network, sources, len(prompts), taps.of_sources)
-    longest = max((len(row.given) for row in rows), default=0) + max_tokens
-    reader = make_reader(network, longest, encoded, taps, cache, step)
-    return Decoding(
-        network, reader, rows, max_tokens=max_tokens, sampling=sampling, stop_ids=stop_ids, n_allowed=n_allowed
-    )
+    return [check_prompt(prompt, n, a.n_vocab)[-a.n_ctx :] for n, prompt in enumerate(prompts)]
 
 
 def check_counts(network: Transformer, max_tokens: int, n_allowed: int | None) -> None:

@@ -7,32 +7,22 @@ the network's own, with packed products in place of its linear maps. docs/experi
 
 import copy
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from pellucid.generate import row_products
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.packed_linear import PRODUCTS, available, why_unavailable
+from pellucid.generate.packed_linear import PRODUCTS, why_unavailable
 from pellucid.model import Transformer
 from pellucid.model.attention import MultiHeadAttention
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.fingerprint import checksum
 from pellucid.model.shapes import Encoded, NewKeys, Queries, Stream
 
-#: loaded: as they are; auto: float32 weights are read by compiled products where they lie, or packed where that saves
-#: time, and others stay as loaded
-Weights = Literal["auto", "loaded", "float32", "float16", "bfloat16", "int8", "int4"]
-
-#: `auto` changes products whose matrices do not fit into caches, for texts long enough to win back the time that it
-#: takes to pack them, or to compile products (`python -m benchmarks.products` prints how long packing takes for GPT-2
-#: small; other sizes were not measured)
-LEAST_PARAMETERS, LEAST_TOKENS = 10_000_000, 32
-#: where products are compiled, a copy is faster only for long prompts: `auto` packs for a server, which reads many, if
-#: the copy fits into memory
-TOKENS_OF_A_SERVER, MOST_BYTES = 100_000, 4 << 30
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -41,13 +31,13 @@ class PackedNetwork:
 
     weights   the format of the stored weights
     errors    of each matrix, by name: ||stored W - W|| / ||W||, Frobenius norms
-    said      a line about both, for the user
+    summary   a line about both, for the user
     """
 
     network: Transformer
     weights: str
     errors: dict[str, float]
-    said: str
+    summary: str
 
 
 def pack_network(network: Transformer, weights: str) -> PackedNetwork:
@@ -56,7 +46,8 @@ def pack_network(network: Transformer, weights: str) -> PackedNetwork:
     The embedding table is not packed, tied or not: only matrices that a step reads completely are. `loaded` copies no
     matrix: compiled products read the network's own. Raises GenerationError for other formats, types and devices.
     """
-    check(network, weights)
+    if why := why_not_packed(network, weights):
+        raise GenerationError(f"weights = {weights}: {why}; leave weights at auto")
     shared = {id(t): t for t in (*network.parameters(), *network.buffers())}
     copied = copy.deepcopy(network, shared).eval()
     errors: dict[str, float] = {}
@@ -76,7 +67,7 @@ def pack_network(network: Transformer, weights: str) -> PackedNetwork:
         a = copied.architecture
         if (a.readout, a.logit_cap, a.logit_scale, a.d_embed) == ("linear", 0.0, "1", 0):
             copied.unembed = packed(copied.unembed.weight, None, readout_format(weights), "unembed", errors)
-    return PackedNetwork(copied, weights, errors, sentence(weights, errors))
+    return PackedNetwork(copied, weights, errors, summarize(weights, errors))
 
 
 class PackedAttention(MultiHeadAttention):
@@ -124,34 +115,25 @@ def packed(weight: Tensor, bias: Tensor | None, weights: str, name: str, errors:
     return product
 
 
-def check(network: Transformer, weights: str) -> None:
-    """Raise GenerationError for weights that cannot be packed."""
+def why_not_packed(network: Transformer, weights: str) -> str:
+    """Why these weights are not packed in this format on this machine, "" if they are."""
     weight = network.embed.token.weight
     if weights not in PRODUCTS:
-        raise GenerationError(f"weights = {weights!r}: choose one of {', '.join(get_args(Weights))}")
+        return f"expected one of {', '.join(PRODUCTS)}"
     if weight.dtype != torch.float32 or weight.device.type != "cpu":
-        raise GenerationError(
-            f"weights = {weights} packs a float32 network on the CPU and this one is {str(weight.dtype)[6:]} on "
-            f"{weight.device.type}: load it so, or leave weights at auto"
+        return (
+            f"a float32 network on the CPU is packed, and this one is {str(weight.dtype)[6:]} on {weight.device.type}"
         )
-    if why := why_unavailable(weights):
-        raise GenerationError(f"weights = {weights}: {why}: choose another format, or auto")
+    return why_unavailable(weights)
 
 
-def sentence(weights: str, errors: dict[str, float]) -> str:
+def summarize(weights: str, errors: dict[str, float]) -> str:
     """A line about the format, and the mean and the largest rounding error."""
     if not errors:
         return "weights: as loaded, by compiled products" if weights == "loaded" else "weights: float32, packed"
     worst = max(errors, key=errors.__getitem__)
-    why = row_products.why_not_compiled() if weights == "int8" else ""
-    stored = f", stored in two bytes a weight ({why})" if why else ""
     mean = sum(errors.values()) / len(errors)
-    return f"weights: {weights}{stored}, {mean:.2%} from float32 ({worst}: {errors[worst]:.2%})"
-
-
-_KEPT: "weakref.WeakKeyDictionary[Transformer, dict[str, tuple[tuple[int, ...], PackedNetwork]]]" = (
-    weakref.WeakKeyDictionary()
-)
+    return f"weights: {weights}, {mean:.2%} from float32 ({worst}: {errors[worst]:.2%})"
 
 
 def weights_state(network: Transformer) -> tuple[int, ...]:
@@ -163,36 +145,24 @@ def weights_state(network: Transformer) -> tuple[int, ...]:
     return *(t.data_ptr() for t in tensors), *map(checksum, tensors)
 
 
+#: of each network: its `weights_state`, and what was made of these weights
+_MADE: "weakref.WeakKeyDictionary[Transformer, tuple[tuple[int, ...], dict[str, Any]]]" = weakref.WeakKeyDictionary()
+
+
+def made_once(network: Transformer, name: str, make: Callable[[], Made]) -> Made:
+    """The result of `make`, cached under this name until the network is freed or its weights change.
+
+    The result must not refer to the network, which it would keep in memory.
+    """
+    state = weights_state(network)
+    if network not in _MADE or _MADE[network][0] != state:
+        _MADE[network] = state, {}
+    cached = _MADE[network][1]
+    if name not in cached:
+        cached[name] = make()
+    return cached[name]
+
+
 def packed_network(network: Transformer, weights: str) -> PackedNetwork:
     """`pack_network`, whose result is cached until the network is freed or its weights change."""
-    state, kept = weights_state(network), _KEPT.setdefault(network, {})
-    if weights not in kept or kept[weights][0] != state:
-        kept[weights] = state, pack_network(network, weights)
-    return kept[weights][1]
-
-
-def network_for(network: Transformer, weights: str, n_tokens: int) -> tuple[Transformer, str]:
-    """The network for generating about `n_tokens`, packed or not, and a line that says which."""
-    if weights not in get_args(Weights):
-        raise GenerationError(f"weights = {weights!r}: choose one of {', '.join(get_args(Weights))}")
-    if weights == "auto":
-        weights = kind_for(network, n_tokens)
-    elif weights == "loaded":
-        weights = ""
-    if not weights:
-        return network, "weights: as loaded"
-    copied = packed_network(network, weights)
-    return copied.network, copied.said
-
-
-def kind_for(network: Transformer, n_tokens: int) -> str:
-    """The kind of products with which `auto` generates about `n_tokens`, "" for the network's own."""
-    weight, n = network.embed.token.weight, sum(p.numel() for p in network.parameters())
-    if weight.dtype != torch.float32 or weight.device.type != "cpu" or n < LEAST_PARAMETERS:
-        return ""
-    many = n_tokens >= LEAST_TOKENS
-    compiled = (many or row_products.is_compiled()) and available("loaded")
-    packing_pays = n_tokens >= (TOKENS_OF_A_SERVER if compiled else LEAST_TOKENS)
-    if packing_pays and 4 * n <= MOST_BYTES and available("float32"):
-        return "float32"
-    return "loaded" if compiled else ""
+    return made_once(network, weights, lambda: pack_network(network, weights))

@@ -49,52 +49,6 @@ class Float32(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
 
-class Float16(nn.Module):
-    """W rounded to float16 (larger numbers to 65504), in fbgemm's blocks."""
-
-    def __init__(self, weight: Matrix, bias: Vector | None):
-        super().__init__()
-        self.packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
-
-    @property
-    def kept(self) -> Matrix:
-        return torch.ops.quantized.linear_unpack_fp16(self.packed)[0]
-
-    def forward(self, x: Inputs) -> Outputs:
-        return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
-
-
-class BFloat16(Float16):
-    """W rounded to bfloat16. Its 8 bits fit into float16's 11: exactly from 2^-14 to 65504, within 2^-25 below.
-
-    Weights published in bfloat16 are stored unchanged. Only W is rounded.
-    """
-
-    def __init__(self, weight: Matrix, bias: Vector | None):
-        super().__init__(weight.bfloat16().float(), bias)
-
-
-class Int8InHalves(nn.Module):
-    """`Int8`, with integers that are stored as float16, which holds them exactly: two bytes a weight, not one.
-
-    fbgemm's float16 product is the fastest of PyTorch's own for inputs that are not rounded. It is as fast as `float16`
-    and less exact.
-    """
-
-    def __init__(self, weight: Matrix, bias: Vector | None):
-        super().__init__()
-        self.scale, self.bias = int8_scale(weight), bias
-        self.integers = Float16((weight / self.scale[:, None]).round(), None)
-
-    @property
-    def kept(self) -> Matrix:
-        return self.integers.kept * self.scale[:, None]
-
-    def forward(self, x: Inputs) -> Outputs:
-        y = self.integers(x) * self.scale
-        return y if self.bias is None else y + self.bias
-
-
 class CompiledProduct(nn.Module):
     """A product whose weights become float32 in registers for a few rows, and in memory, piece by piece, for more."""
 
@@ -186,18 +140,11 @@ def int8_scale(weight: Matrix) -> Vector:
     return weight.abs().amax(1).clamp(min=1e-30) / 127
 
 
-def int8(weight: Matrix, bias: Vector | None) -> nn.Module:
-    """The product with W in eight bits that this machine can compute."""
-    return Int8InHalves(weight, bias) if row_products.why_not_compiled() else Int8(weight, bias)
-
-
-#: `loaded` packs nothing
+#: how `pack_network` may store matrices; `loaded` leaves them where they are
 PRODUCTS: dict[str, Callable[[Matrix, Vector | None], nn.Module]] = {
     "loaded": AsLoaded,
     "float32": Float32,
-    "float16": Float16,
-    "bfloat16": BFloat16,
-    "int8": int8,
+    "int8": Int8,
     "int4": Int4,
 }
 
@@ -206,9 +153,7 @@ def why_unavailable(kind: str) -> str:
     """Why this machine does not compute a product of this kind, "" if it does."""
     if kind == "float32":
         return "" if torch.backends.mkldnn.is_available() else "this build of PyTorch has no oneDNN"
-    if kind in ("loaded", "int4") or (kind == "int8" and not row_products.why_not_compiled()):
-        return row_products.why_not_compiled()
-    return "" if "fbgemm" in torch.backends.quantized.supported_engines else "this build of PyTorch has no fbgemm"
+    return row_products.why_not_compiled()
 
 
 def available(kind: str) -> bool:

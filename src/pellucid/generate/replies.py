@@ -7,19 +7,14 @@ from typing import Any, Unpack
 
 import torch
 
-from pellucid.generate.choose_step import step_for
 from pellucid.generate.decode import Decoding, generate_ids
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.pack_weights import network_for
-from pellucid.generate.sampling import Sampling
-from pellucid.generate.text import DrawOptions
+from pellucid.generate.text import TEMPERATURE, DrawOptions, sampling_of
 from pellucid.model import Transformer
 from pellucid.model.float64 import in_float64
 from pellucid.text.chat_template import ChatError, ChatTemplate
 from pellucid.text.tokenizers.base import Tokenizer
 
-#: the temperature of answers, as of other generated text
-TEMPERATURE = 0.8
 #: the part of the context that is kept free for an answer, at most
 ROOM = 0.25
 
@@ -74,19 +69,16 @@ def stream_reply(
             f"the conversation has {len(ids)} tokens, and the context {network.architecture.n_ctx}: leave out earlier "
             "messages"
         )
-    options: dict[str, Any] = {"temperature": TEMPERATURE}
-    options |= {name: value for name, value in draw.items() if value is not None}
-    network, _ = network_for(network, weights, max_tokens)
-    step, _ = step_for(network, "auto", max_tokens)
     decoding = generate_ids(
         network,
         [ids],
         max_tokens=max_tokens,
-        sampling=Sampling(**options),
+        sampling=sampling_of(draw, TEMPERATURE),
         stop_ids=template.end_ids(tokenizer),
         seeds=seed,
         n_allowed=min(tokenizer.n_vocab, network.architecture.n_vocab),
-        step=step,
+        weights=weights,
+        compile="auto",
     )
     return reply_pieces(decoding, tokenizer)
 

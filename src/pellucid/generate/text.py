@@ -5,19 +5,20 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 
 from pellucid.generate.beams import BeamSearch, search_beams
-from pellucid.generate.choose_step import step_for
 from pellucid.generate.decode import Decoding, generate_ids
 from pellucid.generate.encoder_inputs import encode_source
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.pack_weights import network_for
 from pellucid.generate.readers import NO_TAPS, SequenceState, TapFactory
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.stopping import StopStrings
 from pellucid.model import Transformer
 from pellucid.text.tokenizers.tokenizer import Tokenizer
+
+#: the temperature of generated text unless another is given
+TEMPERATURE = 0.8
 
 
 class PromptCut(UserWarning):
@@ -63,7 +64,11 @@ class TextPiece:
 
 
 class DrawOptions(TypedDict, total=False):
-    """How tokens are chosen (`pellucid.generate.sampling.Sampling`)."""
+    """How tokens are chosen; `Sampling` describes each option and holds the defaults.
+
+    temperature is 0.8 unless given, or None: small models, whose tails are poor, read better a little below 1; 1 is the
+    model's own distribution. With a source or beams it is 0.
+    """
 
     temperature: float | None
     top_k: int
@@ -115,13 +120,6 @@ def stream_generate(
     *,
     source: str | Sequence[str] | None = None,
     max_tokens: int = 200,
-    temperature: float | None = None,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    frequency_penalty: float = 0.0,
-    presence_penalty: float = 0.0,
     stop: str | Sequence[str] = (),
     seed: int | None = None,
     n: int = 1,
@@ -131,78 +129,70 @@ def stream_generate(
     weights: str = "auto",
     compile: str = "auto",
     report: Callable[[str], object] | None = None,
+    **draw: Unpack[DrawOptions],
 ) -> Iterator[TextPiece]:
     """Continue prompts piece by piece, all of them together. Closing the iterator stops the work.
 
     source         the text for the encoder of an encoder-decoder, one for each prompt or one for all; the prompt is
                    then the beginning of the target, usually empty, and one prompt serves any number of sources
     max_tokens     of every text; 0 gives empty texts
-    temperature    and the next six: how tokens are chosen, see `Sampling`. The default is 0.8, because small models,
-                   whose tails are poor, read better a little below 1; 1 is the model's own distribution. With a
-                   source the default is 0
     stop           strings that end a text where they occur in it, however they are tokenized; they are not shown
     seed           None draws one, which the results report
     n              how many samples of every prompt; with beams, the n best different texts that were found, the best
                    first
     beams          0 draws samples; k > 0 searches for the likeliest text with k beams (`search_beams`), which is
-                   deterministic and excludes the options from temperature to seed
+                   deterministic and excludes seed and draw
     cache          False recomputes every step: slower, same result
     taps           makes the tap of every call (`pellucid.lens.generation_trace`)
-    weights        the number format of the matrices while generating: float32, float16, bfloat16 (sums in float32),
-                   int8 with a scale for each output, or int4 with one for each 32 weights; loaded: unchanged; auto:
-                   unchanged, and packed if that saves time and products cannot be compiled.
-                   For float32 networks on the CPU (`pellucid.generate.pack_weights`)
+    weights        the number format of the matrices while generating: int8 with a scale for each output, or int4 with
+                   one for each 32 weights; loaded: unchanged; auto: unchanged, and read by compiled products or packed
+                   where that saves time. For float32 networks on the CPU (`pellucid.generate.pack_weights`)
     compile        whether further tokens of a single text are read by compiled code on the CPU: yes, no, or auto where
                    max_tokens are enough for it to pay. Logits agree to rounding (`pellucid.generate.compiled_step`)
     report         called with a sentence that names the weights in use and their rounding error, and one that says
                    whether the step is compiled
+    draw           how tokens are chosen: temperature, top_k, top_p, min_p and the penalties (`DrawOptions`)
 
     What the model's own tokenizer puts before a text (`Tokenizer.before`, such as <bos>) is read before every prompt;
     without that, an empty prompt starts from the separator, as training texts do. A prompt longer than the context
     keeps its last n_ctx tokens, with one PromptCut warning. Options are checked at once, before the first piece is
     requested. Raises GenerationError.
     """
-    usual = 0.8 if source is None and not beams else 0.0
-    sampling = Sampling(
-        temperature=usual if temperature is None else temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-    )
+    sampling = sampling_of(draw, 0.0 if beams or source is not None else TEMPERATURE)
     check_numbers(n, beams, sampling, seed)
     stops = [stop] if isinstance(stop, str) else list(stop)
     texts, sources = paired(prompts, source)
     encoded = encode_prompts(tokenizer, texts, sources)
-    options = {
+    options: dict[str, Any] = {
         "max_tokens": max_tokens,
         "stop_ids": tokenizer.ends,
-        "cache": cache,
-        "taps": taps,
         # a special token without a row of the embedding is never chosen
         "n_allowed": tokenizer.n_vocab - sum(i >= network.architecture.n_vocab for i in tokenizer.special.values()),
         "sources": None if sources is None else [encode_source(tokenizer, text) for text in sources],
+        "cache": cache,
+        "taps": taps,
+        "weights": weights,
+        "compile": compile,
     }
-    # taps and edits work on the network as it was loaded
-    network, said = network_for(network, weights if taps is NO_TAPS else looked_at(weights), max_tokens)
-    obstacle = what_needs_eager(len(texts) * n, beams, cache, taps)
-    step, compiled = step_for(network, compile, max_tokens, obstacle)
-    if report is not None:
-        report(said)
-        report(compiled)
     if beams:
-        decoding = search_beams(
-            network, encoded, beams=beams, n=n, text_of=partial(text_of, tokenizer, stops), **options
-        )
+        options["text_of"] = partial(text_of, tokenizer, stops)
+        decoding = search_beams(network, encoded, beams=beams, n=n, **options)
     else:
         seeds = secrets.randbits(32) if seed is None else seed
-        options |= {"sampling": sampling, "seeds": seeds, "samples": range(n), "step": step}
-        decoding = generate_ids(network, encoded, **options)
+        decoding = generate_ids(network, encoded, sampling=sampling, seeds=seeds, samples=range(n), **options)
+    for reason in decoding.reasons:
+        if report is not None:
+            report(reason)
     warn_of_cut(encoded, network.architecture.n_ctx)
     writers = [Writer(row, texts[row.prompt], encoded[row.prompt], tokenizer, stops) for row in decoding.rows]
     return pieces(decoding, writers)
+
+
+def sampling_of(draw: DrawOptions, temperature: float) -> Sampling:
+    """How tokens are chosen, with this temperature unless another is given."""
+    if draw.get("temperature") is None:
+        draw = {**draw, "temperature": temperature}
+    return Sampling(**cast(dict[str, Any], draw))
 
 
 def check_single(prompt: object, options: Mapping[str, Any]) -> None:
@@ -214,26 +204,6 @@ def check_single(prompt: object, options: Mapping[str, Any]) -> None:
     }
     if asked := next((what for what, applies in several.items() if applies), ""):
         raise GenerationError(f"{asked}: generate returns one text of one prompt; use generate_many")
-
-
-def looked_at(weights: str) -> str:
-    """The weights setting for a network with taps: the loaded weights."""
-    if weights not in ("auto", "loaded"):
-        raise GenerationError(
-            f"weights = {weights} with taps or edits: taps and edits work on the loaded weights; leave weights at auto"
-        )
-    return "loaded"
-
-
-def what_needs_eager(n_texts: int, beams: int, cache: bool, taps: TapFactory) -> str:
-    """Why these options need steps that are not compiled, "" if they do not."""
-    reasons = {
-        f"it reads a single text and {n_texts} are generated together": n_texts != 1,
-        f"beams = {beams} follows several texts": beams > 0,
-        "there is no cache": not cache,
-        "taps and edits need each operation by itself": taps is not NO_TAPS,
-    }
-    return next((reason for reason, applies in reasons.items() if applies), "")
 
 
 def check_numbers(n: int, beams: int, sampling: Sampling, seed: int | None) -> None:

@@ -14,9 +14,17 @@ from torch import nn
 from pellucid.generate.decode import Decoding
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import SequenceState
-from pellucid.generate.sampling import Sampling
 from pellucid.generate.scoring import CorpusScore, Score, ScoringError, token_pieces, why_not_comparable
-from pellucid.generate.text import DrawOptions, Generated, TextPiece, Writer, check_single, pieces
+from pellucid.generate.text import (
+    TEMPERATURE,
+    DrawOptions,
+    Generated,
+    TextPiece,
+    Writer,
+    check_single,
+    pieces,
+    sampling_of,
+)
 from pellucid.predictors.on_text import Progress, ScoreTextOptions, count_on_run, score_given
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import Tokenizer
@@ -66,19 +74,12 @@ class Predictor:
         max_tokens: int = 200,
         stop: str | Sequence[str] = (),
         seed: int | None = None,
-        temperature: float | None = None,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
+        **draw: Unpack[DrawOptions],
     ) -> Iterator[TextPiece]:
         """Continue all prompts in one batch and yield the text piece by piece (`pellucid.generate.stream_generate`).
 
-        temperature and the options after it say how tokens are chosen, see `Sampling`; temperature is 0.8 unless given.
-        Raises GenerationError, and UnseenContextError where a maximum-likelihood predictor meets a context that was not
-        in its training text.
+        `draw` says how tokens are chosen (`pellucid.generate.text.DrawOptions`). Raises GenerationError, and
+        UnseenContextError where a maximum-likelihood predictor meets a context that was not in its training text.
         """
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         for name, value, least in (("max_tokens", max_tokens, 0), ("n", n, 1)):
@@ -87,21 +88,12 @@ class Predictor:
         seed = secrets.randbits(32) if seed is None else seed
         encoded = [self.tokenizer.prompt_ids(self.tokenizer.encode(text)) for text in texts]
         rows = [SequenceState(k, sample, seed, tuple(ids)) for k, ids in enumerate(encoded) for sample in range(n)]
-        sampling = Sampling(
-            temperature=0.8 if temperature is None else temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-        )
         decoding = Decoding(
             self.network,
             Reader(self.network),
             rows,
             max_tokens=max_tokens,
-            sampling=sampling,
+            sampling=sampling_of(draw, TEMPERATURE),
             stop_ids=self.tokenizer.ends,
             # a network may have more rows than the tokenizer has ids, or fewer
             n_allowed=min(cast(Any, self.network).choices.n_vocab, self.tokenizer.n_vocab),

@@ -24,8 +24,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pellucid.generate.choose_step import step_for
-from pellucid.generate.pack_weights import network_for
+from pellucid.generate.choose_reader import GenerationRequest, check_weight_format, choose_computation
 from pellucid.generate.readers import (
     NO_TAPS,
     check_readable,
@@ -33,7 +32,6 @@ from pellucid.generate.readers import (
     prefix_length,
     visible_keys,
 )
-from pellucid.generate.text import looked_at
 from pellucid.model import Cache, Tap, Transformer
 from pellucid.serve.batch_cache import BatchCache, bytes_of_row, column_bytes, columns_read, rows_in
 from pellucid.serve.decoding_group import DecodingGroup
@@ -84,12 +82,12 @@ class BatchingEngine(Engine):
         super().__init__(network, tokenizer, **sizes, max_queue=max_queue, max_tokens=max_tokens)
         #: what edits work on, and what everything else is computed with
         self.loaded, self.weights = network, weights
-        self.network, self.said = network_for(network, weights, MANY_TOKENS)
+        computation = choose_computation(GenerationRequest(network, MANY_TOKENS), weights=weights)
+        self.network, self.weights_line = computation.network, computation.reasons[0]
         self.chunk, self.pace = chunk, ReadingPace(chunk)
         self.prefixes = PrefixCache(self.network, prefixes)
         # what prompts are read into takes the rest (`sequence_bytes`)
-        compiled, _ = step_for(self.network, "auto", MANY_TOKENS)
-        self.unedited = DecodingGroup(self.network, NO_TAPS, max_rows, memory * 3 // 5, compiled)
+        self.unedited = DecodingGroup(self.network, NO_TAPS, max_rows, memory * 3 // 5, computation.step)
         #: by their edits, the sequences that are decoded; those without edits first
         self.groups: dict[str, DecodingGroup] = {"": self.unedited}
 
@@ -122,8 +120,7 @@ class BatchingEngine(Engine):
         super().start()
 
     def check(self, generation: Generation) -> None:
-        if generation.taps is not NO_TAPS:
-            looked_at(self.weights)
+        check_weight_format(self.weights, GenerationRequest(self.loaded, MANY_TOKENS, taps=generation.taps))
         super().check(generation)
 
     def running(self) -> list[Generation]:

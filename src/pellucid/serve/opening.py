@@ -97,9 +97,9 @@ def describe_engine(engine: Engine) -> str:
             full = "as many" if engine.full_rows == engine.max_rows else str(engine.full_rows)
             return (
                 f"{rows}, {full} where each fills the context of {engine.n_ctx} tokens "
-                f"({engine.memory / 2**20:,.0f} MiB of keys and values), {engine.said}{shortened(engine)}"
+                f"({engine.memory / 2**20:,.0f} MiB of keys and values), {engine.weights_line}{shortened(engine)}"
             )
-        said = f", {engine.said}" if isinstance(engine, EncoderDecoderEngine) else ""
-        return f"{rows}, one after another{said}"
+        weights = f", {engine.weights_line}" if isinstance(engine, EncoderDecoderEngine) else ""
+        return f"{rows}, one after another{weights}"
     fills = "" if engine.network.architecture.readout == "none" else "fills masked tokens and "
     return f"it generates no text, but {fills}embeds texts"

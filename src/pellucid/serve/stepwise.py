@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pellucid.generate.decode import make_reader
+from pellucid.generate.choose_reader import GenerationRequest, check_weight_format, choose_weights
 from pellucid.generate.encoder_inputs import read_sources
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.pack_weights import network_for
-from pellucid.generate.readers import NO_TAPS
-from pellucid.generate.text import looked_at
+from pellucid.generate.readers import NO_TAPS, CachedReader
 from pellucid.model import Transformer
 from pellucid.predictors.predictor import Predictor, Reader
 from pellucid.serve.batch_cache import bytes_of_row, rows_in
@@ -165,18 +163,17 @@ class EncoderDecoderEngine(StepwiseEngine):
         sizes = {"n_ctx": a.n_ctx, "n_vocab": a.n_vocab, "max_rows": rows}
         super().__init__(network, tokenizer, **sizes, max_queue=max_queue, max_tokens=max_tokens)
         self.loaded, self.weights = network, weights
-        self.network, self.said = network_for(network, weights, MANY_TOKENS)
+        self.network, self.weights_line = choose_weights(GenerationRequest(network, MANY_TOKENS), weights)
 
     def check(self, generation: Generation) -> None:
-        if generation.taps is not NO_TAPS:
-            looked_at(self.weights)
+        check_weight_format(self.weights, GenerationRequest(self.loaded, MANY_TOKENS, taps=generation.taps))
         super().check(generation)
 
     def reader_for(self, generation: Generation) -> Any:
         edited = generation.taps is not NO_TAPS
         network = self.loaded if edited else self.network
         longest = len(generation.prompt_ids) + generation.max_tokens
-        return make_reader(network, longest, generation.sources.get(), generation.taps, True)
+        return CachedReader(network, longest, generation.sources.get(), generation.taps)
 
     def prompt_logits(self, generation: Generation) -> Iterator[Tensor]:
         ids, edited = list(generation.prompt_ids), generation.taps is not NO_TAPS
