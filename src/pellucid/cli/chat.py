@@ -146,14 +146,14 @@ class Conversation:
         return True
 
     def answer(self) -> None:
-        """Print the model's answer to the messages, and append it. Ctrl-C ends it early; what was said stays."""
+        """Print the model's answer to the messages, and append it. Ctrl-C ends it early; what was printed stays."""
         from pellucid.generate.errors import GenerationError
         from pellucid.text.chat_template import ChatError
 
-        said: list[str] = []
+        printed: list[str] = []
         try:
             for piece in self.pieces():
-                said.append(piece.text)
+                printed.append(piece.text)
         except KeyboardInterrupt as interrupt:
             if interrupt.args:  # SIGTERM ends the program
                 raise
@@ -164,7 +164,7 @@ class Conversation:
             return
         self.out.write("\n")
         self.out.flush()
-        self.messages.append({"role": "assistant", "content": "".join(said)})
+        self.messages.append({"role": "assistant", "content": "".join(printed)})
 
     def pieces(self) -> "Iterator[ReplyPiece]":
         """The pieces of an answer, each printed."""

@@ -3,13 +3,18 @@
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction
 
 from pellucid.cli.loading import mixed_from
 from pellucid.cli.options import GIVEN, MODEL, Expected, OptionError, WritingModelOptions, at_least, command, option
+
+if TYPE_CHECKING:
+    from pellucid.serve.opening import EngineOptions
+    from pellucid.serve.served import ServedModel
 
 PORT = Expected(lambda port: 1 <= port <= 65535, "a port from 1 to 65535")
 
@@ -70,6 +75,30 @@ def serve_command(
         pellucid serve runs/my_texts
         pellucid serve runs/first runs/second --model-names first,second --port 9000
     """
+    key, names = check_serving(model, model_names, model_options, address)
+
+    from pellucid.serve.app import LOOPBACK, make_app
+    from pellucid.serve.served import ServedModel
+    from pellucid.serve.server import run_app, url_of
+
+    served: list[ServedModel] = []
+    hosts = (*LOOPBACK, address.listen, *address.host)
+    app = make_app(served, key=key, hosts=hosts, origins=address.allow_origin)
+
+    def announce() -> None:
+        print(f"answering at {url_of(address.listen, address.port)}/v1", file=sys.stderr)
+
+    options = engine_options(model_options.weights, capacity, len(model))
+    load = partial(served_models, names, model, model_options, options)
+    run_app(app, served, load, address.listen, address.port, capacity.drain, announce)
+    print("stopped", file=sys.stderr)
+    return 0
+
+
+def check_serving(
+    models: Sequence[str], model_names: str | None, options: WritingModelOptions, address: AddressOptions
+) -> tuple[str | None, list[str]]:
+    """The key of the server and the names of its models. Raises ServeError or OptionError before anything is loaded."""
     from pellucid.serve.server import (
         ServeError,
         check_address,
@@ -79,54 +108,51 @@ def serve_command(
         read_key,
     )
 
-    if not model:
+    if not models:
         raise ServeError("no model was named: give the folder of a run, such as runs/NAME")
-    for name in model:
-        if not MODEL.holds(name):
-            raise ServeError(f"{name}: expected {MODEL.what}")
-        model_options.check(name)
-        check_model_options(name, model, model_options)
+    for path in models:
+        if not MODEL.holds(path):
+            raise ServeError(f"{path}: expected {MODEL.what}")
+        options.check(path)
+        check_model_options(path, models, options)
     for host in address.host:
         check_host_name(host)
     for origin in address.allow_origin:
         check_origin(origin)
     key = read_key(address.api_key_file)
     check_address(address.listen, key)
-    names = model_names_of(model, model_names)
+    return key, model_names_of(models, model_names)
 
-    from pellucid.serve.app import LOOPBACK, make_app
-    from pellucid.serve.opening import EngineOptions, describe_engine, engine_for
-    from pellucid.serve.served import ServedModel
-    from pellucid.serve.server import run_app, url_of
 
-    options = EngineOptions(
-        memory=int(capacity.memory * 2**30 / len(model)),
-        prefixes=int(capacity.prefix_memory * 2**30 / len(model)),
+def engine_options(weights: str, capacity: CapacityOptions, n_models: int) -> "EngineOptions":
+    """What each of the models' engines may take: an equal part of the memory."""
+    from pellucid.serve.opening import EngineOptions
+
+    return EngineOptions(
+        memory=int(capacity.memory * 2**30 / n_models),
+        prefixes=int(capacity.prefix_memory * 2**30 / n_models),
         max_rows=capacity.max_batch,
         max_queue=capacity.max_queue,
         max_tokens=capacity.max_tokens,
-        weights=model_options.weights,
+        weights=weights,
         # of several models one may ignore them and another not
-        given=tuple(GIVEN.get()) if len(model) == 1 else (),
+        given=tuple(GIVEN.get()) if n_models == 1 else (),
     )
 
-    def load() -> Iterator[ServedModel]:
-        for name, path in zip(names, model, strict=True):
-            loaded = mixed_from(path, model_options)
-            engine = engine_for(loaded, options)
-            print(f"{name}: {path}, {describe_engine(engine)}", file=sys.stderr)
-            # a predictor has no template
-            yield ServedModel(name, engine, getattr(loaded, "chat_template", None))
 
-    def announce() -> None:
-        print(f"answering at {url_of(address.listen, address.port)}/v1", file=sys.stderr)
+def served_models(
+    names: Sequence[str], paths: Sequence[str], model_options: WritingModelOptions, options: "EngineOptions"
+) -> "Iterator[ServedModel]":
+    """Load the models, one after another, and print what serves each; called in a thread of the server's."""
+    from pellucid.serve.opening import describe_engine, engine_for
+    from pellucid.serve.served import ServedModel
 
-    served: list[ServedModel] = []
-    hosts = (*LOOPBACK, address.listen, *address.host)
-    app = make_app(served, key=key, hosts=hosts, origins=address.allow_origin)
-    run_app(app, served, load, address.listen, address.port, capacity.drain, announce)
-    print("stopped", file=sys.stderr)
-    return 0
+    for name, path in zip(names, paths, strict=True):
+        model = mixed_from(path, model_options)
+        engine = engine_for(model, options)
+        print(f"{name}: {path}, {describe_engine(engine)}", file=sys.stderr)
+        # a predictor has no template
+        yield ServedModel(name, engine, getattr(model, "chat_template", None))
 
 
 def check_model_options(path: str, models: Sequence[str], options: WritingModelOptions) -> None:

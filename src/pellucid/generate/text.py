@@ -202,8 +202,8 @@ def check_single(prompt: object, options: Mapping[str, Any]) -> None:
         f"{type(prompt).__name__} as the prompt": not isinstance(prompt, str),
         "several sources": not isinstance(options.get("source"), str | None),
     }
-    if asked := next((what for what, applies in several.items() if applies), ""):
-        raise GenerationError(f"{asked}: generate returns one text of one prompt; use generate_many")
+    if option := next((what for what, applies in several.items() if applies), ""):
+        raise GenerationError(f"{option}: generate returns one text of one prompt; use generate_many")
 
 
 def check_numbers(n: int, beams: int, sampling: Sampling, seed: int | None) -> None:

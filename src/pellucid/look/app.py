@@ -23,7 +23,8 @@ from pellucid.look.answers import npy
 from pellucid.look.model_card import model_facts
 from pellucid.look.session import GONE, PromptBody, Session
 from pellucid.look.trace_card import trace_facts
-from pellucid.serve.app import LOOPBACK, install_errors
+from pellucid.serve.app import LOOPBACK
+from pellucid.serve.error_answers import install_errors
 from pellucid.serve.json_bodies import StrictRoute
 from pellucid.serve.limits import Limits
 from pellucid.serve.page_routes import PageFiles, add_page, page_files

@@ -21,8 +21,8 @@ from pellucid.look.page_edits import Model, resolve_edits
 from pellucid.look.predictor_trace import PredictorTrace, predictor_trace
 from pellucid.model.fingerprint import Fingerprint
 from pellucid.predictors.predictor import Predictor
+from pellucid.serve.error_answers import error_answer
 from pellucid.serve.protocol import MAX_EDITS, EditBody, Ids
-from pellucid.serve.streams import error_answer
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -15,8 +15,8 @@ from pellucid.serve.generation import Generation, TokenEvent, TokenScore, TooLar
 from pellucid.serve.protocol import SamplingBody
 from pellucid.serve.served import ServedModel
 
-#: known tokens are told in blocks of so many: figures by the token would confirm guesses of other clients' prompts
-TOLD_TOKENS = 64
+#: known tokens are counted in blocks of so many: exact counts would confirm guesses of other clients' prompts
+COUNTED_TOKENS = 64
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Answer:
                 sampling=sampling,
                 max_tokens=max_tokens,
                 seed=seed,
-                emit=self.hear,
+                emit=self.receive,
                 prompt=number,
                 sample=sample,
                 stop=body.stops,
@@ -88,7 +88,7 @@ class Answer:
         except TooLargeError as error:
             raise error.renamed(body.limit_names) from None
 
-    def hear(self, generation: Generation, event: TokenEvent | Exception) -> None:
+    def receive(self, generation: Generation, event: TokenEvent | Exception) -> None:
         """Called in the engine's thread."""
         self.outbox.put(self.events, (generation, event))
 
@@ -132,7 +132,7 @@ class Answer:
         """
         each_prompt = self.generations[:: self.n]
         read = self.n_source_tokens + sum(len(g.prompt_ids) for g in each_prompt)
-        cached = sum(g.cached_tokens // TOLD_TOKENS * TOLD_TOKENS for g in each_prompt)
+        cached = sum(g.cached_tokens // COUNTED_TOKENS * COUNTED_TOKENS for g in each_prompt)
         return read, cached, sum(len(g.state.generated) for g in self.generations)
 
     def usage(self) -> dict[str, Any]:

@@ -1,31 +1,28 @@
 """The routes: OpenAI's interface over the engines, one handler each."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from pellucid.serve.body_errors import wrong_value
 from pellucid.serve.chat import ChatBody, answer_chat
 from pellucid.serve.completions import CompletionBody, answer_completion
 from pellucid.serve.embeddings import MAX_BODY, EmbeddingBody, answer_embeddings
+from pellucid.serve.error_answers import install_errors
 from pellucid.serve.filling import FillBody, answer_fill
-from pellucid.serve.generation import QueueFullError, StoppingError
 from pellucid.serve.json_bodies import StrictRoute
 from pellucid.serve.limits import Limits
 from pellucid.serve.metrics import RequestCounter, metrics_text
 from pellucid.serve.page_routes import PAGE_PATHS, add_page
-from pellucid.serve.protocol import ErrorBody, error_body
+from pellucid.serve.protocol import ErrorBody
 from pellucid.serve.responses import ResponsesBody, answer_response
 from pellucid.serve.served import ServedModel
-from pellucid.serve.streams import error_answer
 from pellucid.serve.threads import in_thread
 from pellucid.serve.tokenizing import DetokenizeBody, TokenizeBody, about_tokenizer, detokenized, tokenized
 from pellucid.version import __version__
@@ -33,6 +30,10 @@ from pellucid.version import __version__
 LOADING = "the models are being loaded: try again in a while"
 #: names of this machine that only its own programs can reach it by
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+#: headers of an answer that pages of other origins may read
+EXPOSED_HEADERS = ["Pellucid-Ignored", "Pellucid-Messages-Left-Out", "Retry-After"]
+#: the model of this name; the first one for None
+FindModel = Callable[[str | None], ServedModel]
 
 
 def make_app(
@@ -57,6 +58,9 @@ def make_app(
         yield
         await asyncio.gather(*(asyncio.to_thread(model.engine.drain, 0.0) for model in models))
 
+    def find(name: str | None) -> ServedModel:
+        return find_model(models, name)
+
     app = FastAPI(
         title="Pellucid",
         version=__version__,
@@ -69,14 +73,33 @@ def make_app(
     app.router.route_class = StrictRoute
     app.state.models = models
     counter = RequestCounter()
+    add_status(app, models, counter, find)
+    add_tokenizer(app, find)
+    add_answers(app, find)
+    add_page(app)
+    install_errors(app)
+    bounds: dict[str, Any] = {"open_paths": ("/health", *PAGE_PATHS), "max_bodies": {"/v1/embeddings": MAX_BODY}}
+    app.add_middleware(Limits, hosts=hosts, key=key, origins=origins, **bounds)  # type: ignore[arg-type]
+    app.add_middleware(RequestCounter.Middleware, counter=counter)
+    if origins:
+        # outside of Limits: a browser asks first without the key, and refusals are to be read too
+        methods, exposed = ["GET", "POST"], {"allow_headers": ["*"], "expose_headers": EXPOSED_HEADERS}
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=methods, **exposed)  # type: ignore[arg-type]
+    return app
 
-    def find(name: str | None) -> ServedModel:
-        if not models:
-            raise HTTPException(503, LOADING, {"Retry-After": "5"})
-        by_name = {model.name: model for model in models}
-        if name and name not in by_name:
-            raise HTTPException(404, f"there is no model {name!r:.200} here: ask for one of {', '.join(by_name)}")
-        return by_name[name] if name else models[0]
+
+def find_model(models: Sequence[ServedModel], name: str | None) -> ServedModel:
+    """The model of this name, the first one for None. Raises HTTPException where there is none."""
+    if not models:
+        raise HTTPException(503, LOADING, {"Retry-After": "5"})
+    by_name = {model.name: model for model in models}
+    if name and name not in by_name:
+        raise HTTPException(404, f"there is no model {name!r:.200} here: ask for one of {', '.join(by_name)}")
+    return by_name[name] if name else models[0]
+
+
+def add_status(app: FastAPI, models: Sequence[ServedModel], counter: RequestCounter, find: FindModel) -> None:
+    """The routes that tell which models are served, and how busy the server is."""
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
@@ -99,6 +122,10 @@ def make_app(
             raise HTTPException(404)
         return find(name).describe()
 
+
+def add_tokenizer(app: FastAPI, find: FindModel) -> None:
+    """The routes that evaluation programs ask instead of a tokenizer of their own."""
+
     @app.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         return await in_thread(tokenized, find(body.model), body)
@@ -110,6 +137,10 @@ def make_app(
     @app.get("/tokenizer_info")
     async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
         return about_tokenizer(find(model))
+
+
+def add_answers(app: FastAPI, find: FindModel) -> None:
+    """The routes that a model computes the answers of."""
 
     @app.post("/v1/completions")
     async def complete(body: CompletionBody, request: Request) -> Response:
@@ -130,55 +161,3 @@ def make_app(
     @app.post("/v1/fill")
     async def fill_blanks(body: FillBody, request: Request) -> dict[str, Any]:
         return await answer_fill(find(body.model), body, request)
-
-    add_page(app)
-    install_errors(app)
-    bounds: dict[str, Any] = {"open_paths": ("/health", *PAGE_PATHS), "max_bodies": {"/v1/embeddings": MAX_BODY}}
-    app.add_middleware(Limits, hosts=hosts, key=key, origins=origins, **bounds)  # type: ignore[arg-type]
-    app.add_middleware(RequestCounter.Middleware, counter=counter)
-    if origins:
-        # outside of Limits: a browser asks first without the key, and refusals are to be read too
-        app.add_middleware(
-            CORSMiddleware,  # type: ignore[arg-type]
-            allow_origins=origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=["Pellucid-Ignored", "Pellucid-Messages-Left-Out", "Retry-After"],
-        )
-    return app
-
-
-def install_errors(app: FastAPI) -> None:
-    """Every error in OpenAI's shape."""
-
-    @app.exception_handler(RequestValidationError)
-    async def wrong_body(_request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        if first["type"] == "json_invalid":
-            said = f"the body cannot be read: {first['ctx']['error']}"
-            return JSONResponse(error_body(said, "invalid_request_error", first["type"]), 400)
-        wrong, where = wrong_value(error)
-        said, sent = str(wrong["msg"]).removeprefix("Value error, "), wrong.get("input")
-        if wrong["type"] == "wrong_field":  # the sentence names the field
-            within, _, _ = (where or "").rpartition(".")
-            said = f"{within}: {said}" if within else said
-        elif where:
-            said = f"{where}: {said}" if isinstance(sent, dict) else f"{where}: {said}, got {sent!r:.80}"
-        return JSONResponse(error_body(said, "invalid_request_error", wrong["type"], where), 400)
-
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
-        if error.detail == "Not Found":  # Starlette's word for a path that no route has
-            said = f"nothing is at {request.scope['path']!r:.200}: see /openapi.json"
-            return JSONResponse(error_body(said, "invalid_request_error", "not_found"), 404)
-        code = {404: "model_not_found", 503: "model_loading"}.get(error.status_code)
-        kind = "invalid_request_error" if error.status_code < 500 else "server_error"
-        return JSONResponse(error_body(str(error.detail), kind, code), error.status_code, headers=error.headers)
-
-    async def others(_request: Request, error: Exception) -> JSONResponse:
-        status, body = error_answer(error)
-        return JSONResponse(body, status, headers={"Retry-After": "1"} if status == 429 else None)
-
-    for kind in (QueueFullError, StoppingError, ValueError):
-        app.add_exception_handler(kind, others)
-    app.add_exception_handler(Exception, others)

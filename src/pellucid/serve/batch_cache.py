@@ -14,8 +14,9 @@ from torch import Tensor
 
 from pellucid.generate.compiled_step import CompiledStep
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.readers import NextLogits, last_logits
+from pellucid.generate.readers import NextLogits, TapFactory, last_logits
 from pellucid.model import OFF, Cache, Tap, Transformer
+from pellucid.serve.generation import Generation
 from pellucid.serve.ragged_cache import RaggedCache, RaggedPart
 
 #: the tap of a step of some rows, in which they have so many columns
@@ -218,6 +219,65 @@ class BatchCache:
     def columns(self, row: int) -> Tensor:
         """Keys and values [2, n_layers, n_kv_heads, n, d_head] that a row has read, in the cache's own memory."""
         return columns_read(self.cache, row, self.lengths[row])
+
+
+class DecodingGroup:
+    """Sequences that have no edits, or the same ones, and the batch of their keys and values, row by row.
+
+    taps      the edits of all of them
+    memory    bytes that the batch may take in order to grow less often (`BatchCache`)
+    compiled  the step of a single sequence that nothing edits, where there is one
+    """
+
+    def __init__(
+        self,
+        network: Transformer,
+        taps: TapFactory,
+        max_rows: int,
+        memory: int,
+        compiled: CompiledStep | None = None,
+    ):
+        self.taps = taps
+        self.batch = BatchCache(network, max_rows, memory, compiled)
+        self.generations: list[Generation] = []
+
+    def join(self, generation: Generation, cache: Cache, width: int) -> None:
+        """Add a sequence that `cache` holds and that grows to `width` tokens."""
+        self.batch.join(cache, width)
+        self.generations.append(generation)
+
+    def leave(self, row: int) -> None:
+        """Take a sequence out of the batch; the last row takes its place."""
+        self.batch.leave(row)
+        self.generations[row] = self.generations[-1]
+        self.generations.pop()
+
+    def clear(self) -> None:
+        """Take all sequences out of the batch."""
+        self.batch.clear()
+        self.generations.clear()
+
+    def step(self) -> tuple[NextLogits, dict[int, Exception]]:
+        """The logits of each row's next token, and what went wrong in the rows that have none.
+
+        Where the step that all rows share fails, each row is computed by itself.
+        """
+        tokens = [generation.newest for generation in self.generations]
+        try:
+            return self.batch.step(tokens, self.tap_of), {}
+        except Exception:
+            return self.batch.step_each(tokens, self.tap_of)
+
+    def tap_of(self, rows: range, width: int) -> Tap:
+        """What edits one more token of these rows, which have `width` columns with it."""
+        generations: Sequence[Generation] = self.generations[rows.start : rows.stop]
+        return self.taps.of(
+            [g.prompt for g in generations],
+            [g.window_start for g in generations],
+            [self.batch.lengths[row] + 1 for row in rows],
+            width,
+            1,
+        )
 
 
 def columns_read(cache: Cache, row: int, n: int) -> Tensor:

@@ -33,8 +33,14 @@ from pellucid.generate.readers import (
     visible_keys,
 )
 from pellucid.model import Cache, Tap, Transformer
-from pellucid.serve.batch_cache import BatchCache, bytes_of_row, column_bytes, columns_read, rows_in
-from pellucid.serve.decoding_group import DecodingGroup
+from pellucid.serve.batch_cache import (
+    BatchCache,
+    DecodingGroup,
+    bytes_of_row,
+    column_bytes,
+    columns_read,
+    rows_in,
+)
 from pellucid.serve.engine import Engine
 from pellucid.serve.generation import Generation, token_scores
 from pellucid.serve.prefix_cache import PrefixCache

@@ -86,7 +86,7 @@ class ChatBody(SamplingBody):
 async def answer_chat(model: ServedModel, body: ChatBody, request: Request) -> Response:
     """The response, whole or streamed."""
     begun = bool(body.continue_final_message)
-    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     prompt = await in_thread(
         read_conversation,
         model,
@@ -94,7 +94,7 @@ async def answer_chat(model: ServedModel, body: ChatBody, request: Request) -> R
         body.edits,
         answer_begun=begun,
         tools=body.tools or (),
-        room=room_to_keep(model, body.truncation, asked),
+        room=room_to_keep(model, body.truncation, max_tokens),
     )
     headers = prompt.headers(["tools"] if body.tools and not model.reads_tools else [])
     answer = Answer(
@@ -102,7 +102,7 @@ async def answer_chat(model: ServedModel, body: ChatBody, request: Request) -> R
         body,
         [prompt.ids],
         taps=prompt.taps,
-        max_tokens=room_for_answer(model, prompt.ids, asked),
+        max_tokens=room_for_answer(model, prompt.ids, max_tokens),
         n=body.n or 1,
         n_top=(body.top_logprobs or 0) if body.logprobs else -1,
         stop_ids=prompt.ends,

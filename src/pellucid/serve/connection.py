@@ -53,8 +53,8 @@ class GuardedConnection(H11Protocol):
             self.connections.discard(oldest)
             oldest.transport.abort()
         else:
-            said = f"{len(others):,} connections are being answered already: try again later"
-            self.refuse(503, said, "too_many_connections", "server_error")
+            message = f"{len(others):,} connections are being answered already: try again later"
+            self.refuse(503, message, "too_many_connections", "server_error")
 
     @property
     def asks_nothing(self) -> bool:

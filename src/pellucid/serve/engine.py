@@ -9,6 +9,7 @@ masked model is asked for.
 import threading
 import time
 import traceback
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -21,7 +22,6 @@ from pellucid.generate.errors import GenerationError, LogitsError
 from pellucid.generate.readers import evaluation_mode
 from pellucid.generate.sampling import choose_tokens, uniform
 from pellucid.serve.generation import Generation, QueueFullError, StoppingError, TokenEvent, TooLargeError, token_scores
-from pellucid.serve.histogram import Histogram
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 #: bounds of times in seconds, in the metrics
@@ -30,6 +30,30 @@ NO_NUMBERS = "the network's logits hold NaN or infinity for this prompt, so no t
 NO_FAILURES: Mapping[int, Exception] = {}
 #: clients ask for so many tokens whatever the model; a text that outgrows a shorter context goes on in a moving window
 LEAST_LIMIT = 4096
+
+
+class Histogram:
+    """How many observations were at most each bound; written by one thread and read by others."""
+
+    def __init__(self, bounds: Sequence[float]):
+        self.bounds = tuple(bounds)
+        #: of each bound, and of what is above all of them, how many observations fell there
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one observation."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Prometheus' cumulative buckets: each bound, and how many observations were at most that."""
+        names = [*(str(bound) for bound in self.bounds), "+Inf"]
+        total, cumulative = 0, []
+        for name, count in zip(names, list(self.counts), strict=True):
+            total += count
+            cumulative.append((name, float(total)))
+        return cumulative
 
 
 class Engine:
@@ -149,7 +173,7 @@ class Engine:
     # The engine's thread -----------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Rounds, until told to stop."""
+        """Rounds, until the engine is stopped."""
         while True:
             with self.changed:
                 while not self.busy and not self.draining and not self.stopped:
@@ -273,7 +297,7 @@ class Engine:
             try:
                 if row in errors:
                     raise errors[row]
-                goes_on.append(self.tell(generation, token, logits[row]))
+                goes_on.append(self.add_token(generation, token, logits[row]))
             except Exception as error:
                 generation.fail(error)
                 goes_on.append(False)
@@ -303,7 +327,7 @@ class Engine:
             errors[row] = error
             return 0
 
-    def tell(self, generation: Generation, token: int, logits: Tensor) -> bool:
+    def add_token(self, generation: Generation, token: int, logits: Tensor) -> bool:
         """Append a token to its sequence and emit it; whether the sequence goes on."""
         state = generation.state
         state.generated.append(token)

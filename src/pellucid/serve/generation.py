@@ -1,4 +1,4 @@
-"""One sequence that a client asked for: what was asked, how far it is, and what the engine tells about it."""
+"""One sequence of a request: its options, how far it is, and what the engine emits about it."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -76,8 +76,8 @@ class Limits:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw}
         if "content-length" in headers and "transfer-encoding" in headers:
             # a proxy in between may see another end of the body, and another request behind it
-            said = "the request has Content-Length and Transfer-Encoding: send one of them"
-            raise Refusal(400, said, "two_lengths")
+            message = "the request has Content-Length and Transfer-Encoding: send one of them"
+            raise Refusal(400, message, "two_lengths")
         host = host_name(headers.get("host", ""))
         if host not in self.hosts:
             raise Refusal(
@@ -91,17 +91,18 @@ class Limits:
             origin = headers.get("origin")
             own = origin is None or host_name(origin.rpartition("://")[2]) in self.hosts
             if not own and origin not in self.origins:
-                remedy = f"; start the server with --allow-origin {origin} to answer them"
-                said = f"requests from pages of {origin} are not answered"
-                raise Refusal(403, said + (remedy if self.names_option and origin != "null" else ""), "foreign_origin")
+                message = f"requests from pages of {origin} are not answered"
+                if self.names_option and origin != "null":
+                    message += f"; start the server with --allow-origin {origin} to answer them"
+                raise Refusal(403, message, "foreign_origin")
             if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
                 raise Refusal(415, "send the body as Content-Type: application/json", "unsupported_media_type")
         return headers
 
     async def read_body(self, headers: dict[str, str], receive: Receive, most: int) -> bytes:
         """The body, refused as soon as it is known to be longer than `most` bytes."""
-        said = headers.get("content-length", "0")
-        if not said.isdigit() or int(said) > most:
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > most:
             raise Refusal(413, f"the body is longer than {most:,} bytes", "body_too_large")
         body = bytearray()
         while True:

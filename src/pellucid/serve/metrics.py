@@ -10,8 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pellucid.serve.engine import SECONDS, Engine
-from pellucid.serve.histogram import Histogram
+from pellucid.serve.engine import SECONDS, Engine, Histogram
 from pellucid.serve.served import ServedModel
 
 GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {

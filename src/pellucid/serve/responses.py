@@ -23,9 +23,10 @@ from pellucid.serve.conversation import (
     room_to_keep,
     token_log_prob,
 )
+from pellucid.serve.error_answers import error_answer
 from pellucid.serve.protocol import MAX_ALTERNATIVES, Body, SamplingBody
 from pellucid.serve.served import ServedModel
-from pellucid.serve.streams import DONE, CancellingStream, error_answer, server_event
+from pellucid.serve.streams import DONE, CancellingStream, server_event
 from pellucid.serve.threads import in_thread
 
 LOGPROBS = "message.output_text.logprobs"
@@ -131,8 +132,10 @@ class ResponsesBody(SamplingBody):
     @property
     def messages(self) -> list[ChatMessage]:
         """The conversation, instructions first."""
-        said: list[ChatMessage] = [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
-        return [*said, *([ChatMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input)]
+        messages = [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
+        if isinstance(self.input, str):
+            return [*messages, ChatMessage(role="user", content=self.input)]
+        return [*messages, *self.input]
 
     @property
     def n_top(self) -> int:
@@ -148,9 +151,9 @@ async def answer_response(model: ServedModel, body: ResponsesBody, request: Requ
     )
     are_read = model.reads_tools and len(body.functions) == len(body.tools or ())
     headers = prompt.headers(["tools"] if body.tools and not are_read else [])
-    asked = room_for_answer(model, prompt.ids, body.max_output_tokens)
+    max_tokens = room_for_answer(model, prompt.ids, body.max_output_tokens)
     answer = Answer(
-        model, body, [prompt.ids], taps=prompt.taps, max_tokens=asked, n_top=body.n_top, stop_ids=prompt.ends
+        model, body, [prompt.ids], taps=prompt.taps, max_tokens=max_tokens, n_top=body.n_top, stop_ids=prompt.ends
     )
     growing = GrowingResponse(answer, body)
     if body.stream:
@@ -274,6 +277,6 @@ async def stream_response(growing: GrowingResponse) -> AsyncIterator[str]:
         yield event(f"response.{whole['status']}", response=whole)
     except Exception as error:
         _, shape = error_answer(error)
-        said = {"code": shape["error"]["code"], "message": shape["error"]["message"]}
-        yield event("response.failed", response=growing.resource("failed", error=said))
+        failure = {"code": shape["error"]["code"], "message": shape["error"]["message"]}
+        yield event("response.failed", response=growing.resource("failed", error=failure))
     yield DONE

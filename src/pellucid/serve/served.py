@@ -1,8 +1,10 @@
 """A model that is served: its engine, and what clients ask about it."""
 
 import asyncio
+import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +19,6 @@ from pellucid.model import Transformer
 from pellucid.parameter_counts import count_parameters
 from pellucid.serve.engine import Engine
 from pellucid.serve.generation import SharedSources, TooLargeError
-from pellucid.serve.outbox import Outbox
 from pellucid.serve.protocol import MAX_EDITED_TENSORS, EditBody, as_list
 from pellucid.serve.stepwise import EncoderDecoderEngine, read_together
 from pellucid.tensor_names import select
@@ -26,6 +27,34 @@ from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 #: bytes of a text that are encoded whatever the context, so that an error can tell the number of tokens
 ENCODED_AT_ONCE = 2**16
+
+
+class Outbox:
+    """Puts items into queues of an event loop, from other threads.
+
+    The loop is woken once for all items that are put before it gets to them: a step of 64 sequences wakes it about
+    once, not 64 times.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self.loop = loop
+        self.items: deque[tuple[asyncio.Queue[Any], Any]] = deque()
+        self.waking = False
+
+    def put(self, queue: asyncio.Queue[Any], item: Any) -> None:
+        """Put an item into a queue; called in any thread."""
+        self.items.append((queue, item))
+        if not self.waking:
+            self.waking = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits for the item
+                self.loop.call_soon_threadsafe(self.deliver)
+
+    def deliver(self) -> None:
+        """Called in the loop's thread. What is put from here on wakes the loop again."""
+        self.waking = False
+        while self.items:
+            queue, item = self.items.popleft()
+            queue.put_nowait(item)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Server-sent events, and the errors that end a stream or answer a request."""
+"""Server-sent events."""
 
 import asyncio
 import json
@@ -8,10 +8,8 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from pellucid.generate.errors import LogitsError
 from pellucid.serve.answer import Answer
-from pellucid.serve.generation import QueueFullError, StoppingError, TooLargeError
-from pellucid.serve.protocol import error_body
+from pellucid.serve.error_answers import error_answer
 
 NO_HEADERS: Mapping[str, str] = {}
 DONE = "data: [DONE]\n\n"
@@ -19,8 +17,8 @@ DONE = "data: [DONE]\n\n"
 
 def server_event(data: dict[str, Any], name: str | None = None) -> str:
     """One event, with its name where it has one."""
-    said = f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n"
-    return said if name is None else f"event: {name}\n{said}"
+    event = f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n"
+    return event if name is None else f"event: {name}\n{event}"
 
 
 class CancellingStream(StreamingResponse):
@@ -39,21 +37,6 @@ class CancellingStream(StreamingResponse):
                 raise
         finally:
             self.answer.cancel()
-
-
-def error_answer(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Status and body for what a request ended with."""
-    if isinstance(error, QueueFullError):
-        return 429, error_body(str(error), "rate_limit_error", "rate_limit_exceeded")
-    if isinstance(error, StoppingError):
-        return 503, error_body(str(error), "server_error", "server_stopping")
-    if isinstance(error, TooLargeError):
-        return 400, error_body(str(error), "invalid_request_error", error.code, error.parameter)
-    if isinstance(error, LogitsError):
-        return 500, error_body(str(error), "server_error", "logits_not_finite")
-    if isinstance(error, ValueError):
-        return 400, error_body(str(error), "invalid_request_error", "invalid_value")
-    return 500, error_body(f"{type(error).__name__}: {error}", "server_error", "internal_error")
 
 
 def error_event(error: Exception) -> str:
