@@ -6,6 +6,7 @@ from pathlib import Path
 from pellucid.generate.scoring import why_not_comparable
 from pellucid.text.read.decompress import PACKED
 from pellucid.text.read.documents import read_corpus
+from pellucid.text.read.find import ReadOptions
 from pellucid.text.read.formats import ENDINGS
 from pellucid.text.split import split_corpus
 from pellucid.text.tokenizers.words import WordTokenizer
@@ -41,3 +42,5 @@ def test_what_is_shown_of_the_books_is_what_is_found(needs_data):
     assert f"text: {len(corpus.documents)} documents, {corpus.n_bytes:,} bytes;" in PAGE
     assert split_corpus(corpus, 0.1, 1337).note in PAGE
     assert corpus.notes[0] in PAGE
+    named = read_corpus(needs_data / "gutenberg", reading=ReadOptions(encoding="latin-1"))
+    assert f"text: {len(named.documents)} documents, {named.n_bytes:,} bytes;" in PAGE

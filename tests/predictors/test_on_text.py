@@ -186,12 +186,16 @@ def test_the_command_prints_the_table_and_what_it_counted(runs, tmp_path, capsys
     for name, nats, bits in expected.baselines:
         assert f"{name:<10}  {nats:>10.4f}  {bits:>9.4f}\n" in said.out
     assert f"this model  {expected.loss:>10.4f}  {expected.bits_per_byte:>9.4f}\n" in said.out
+    assert main(["score", str(runs / "learned"), str(path), "--encoding", "latin-1"]) == 0
+    said = capsys.readouterr()
+    assert (said.err, "converted from LATIN-1" in said.out) == ("", True)
 
 
 def test_the_command_advises_options_that_it_has(runs, tmp_path, capsys):
     """Each of the files is refused with an option's name, and scored with the option."""
     for name, content, option, value in (
         ("a.jsonl", b'{"a": "Speak", "b": "Speak"}\n', "--field", "b"),
+        ("b.txt", "Съешь ещё этих мягких французских булок".encode("koi8-r"), "--encoding", "koi8-r"),
         ("c.json", b"Speak, speak.", "--format", "plain"),
     ):
         path = tmp_path / "advised" / name

@@ -309,8 +309,14 @@ def test_names_of_fields_can_be_printed_and_are_short(tmp_path):
     source.other_fields.encode()
 
 
-def test_bars_separate_columns(tmp_path):
-    assert texts_of(put(tmp_path, "a.csv", table(TEXTS, "|"))) == TEXTS
+def test_bars_separate_columns_and_have_tokens_of_their_own(tmp_path):
+    """Earlier versions read one column, whose tokens may still be kept."""
+    path = put(tmp_path, "a.csv", table(TEXTS, "|"))
+    assert texts_of(path) == TEXTS
+    source = read_corpus(path).sources[0]
+    assert source.key == ("a.csv", source.sha256, "|")
+    commas = read_corpus(put(tmp_path, "b.csv", table(TEXTS))).sources[0]
+    assert commas.key == ("b.csv", commas.sha256)
 
 
 # What is broken ---------------------------------------------------------------------------------
@@ -514,25 +520,39 @@ def test_the_mark_at_the_beginning_says_the_encoding(encoding, tmp_path):
     assert corpus.documents[0].n_bytes == 1_400_000
 
 
-def test_bytes_that_are_not_utf8_are_counted_and_located(tmp_path):
+def test_one_file_in_another_encoding_among_files_in_utf8(tmp_path):
+    """The text of the first is not UTF-8: said where, and read when the encoding is named; the second stays UTF-8."""
     put(tmp_path, "a.txt", b"plain " * 20 + "naïve".encode("latin-1"))
     put(tmp_path, "b.txt", "naïve € ")
     corpus = read_corpus(tmp_path)
     assert [(s.replaced, s.first_replaced) for s in corpus.sources] == [(1, "byte 122"), (0, "")]
-    assert list(corpus.texts()) == ["plain " * 20 + "na\ufffdve", "naïve € "]
+    assert texts_of(tmp_path, encoding="latin-1") == ["plain " * 20 + "naïve", "naïve € "]
+    named = read_corpus(tmp_path, reading=ReadOptions(encoding="latin-1"))
+    assert [(s.replaced, s.encoding) for s in named.sources] == [(0, "latin-1"), (0, "")]
+    assert named.hash != corpus.hash
+    refused(tmp_path, r"a\.txt: byte 122 is not ascii", encoding="ascii")
+    for name in ("klingon", "zlib"):
+        with pytest.raises(DocumentError, match="no such encoding"):
+            ReadOptions(encoding=name)
 
 
-def test_bytes_that_are_not_in_the_encoding_of_the_mark_are_refused_with_their_place(tmp_path):
-    odd = "plain".encode("utf-16") + b"x"
-    refused(put(tmp_path, "a.txt", odd), r"a\.txt: byte 12 is not utf-16, which its byte order mark names .*UTF-8")
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-32-be", "iso-2022-jp", "utf-7", "cp037"])
+def test_an_encoding_that_does_not_extend_ascii_is_that_of_every_file(encoding, tmp_path):
+    """Its bytes may be UTF-8 too, of another text, so it is not tried second."""
+    text = "plain + text" if encoding == "cp037" else "plain + \u65e5\u672c"
+    assert texts_of(put(tmp_path, "a.txt", text.encode(encoding)), encoding=encoding) == [text]
+    read = read_corpus(tmp_path, reading=ReadOptions(encoding=encoding))
+    assert [(s.replaced, s.encoding) for s in read.sources] == [(0, encoding)]
+    assert texts_of(put(tmp_path, "a.txt", "\ufeffmarked \xe9".encode()), encoding=encoding) == ["marked \xe9"]
 
 
 def test_half_a_character_in_a_row_leaves_a_file_utf8(tmp_path):
     path = put(tmp_path, "a.jsonl", b'{"text": "d\xc3\xa9j\xc3\xa0"}\n{"text": "half \\ud83d"}\n')
-    assert texts_of(path) == ["d\xe9j\xe0", "half \ufffd"]
-    (note,) = read_corpus(path).notes
-    assert note.startswith("1 escape in JSON is half of a character")
-    assert "a.jsonl at row 2; no encoding mends this" in note
+    for reading in ({}, {"encoding": "latin-1"}):
+        assert texts_of(path, **reading) == ["d\xe9j\xe0", "half \ufffd"]
+        (note,) = read_corpus(path, reading=ReadOptions(**reading)).notes
+        assert note.startswith("1 escape in JSON is half of a character")
+        assert "a.jsonl at row 2; no encoding mends this" in note
 
 
 def test_patterns_name_folders_as_people_write_them_and_say_when_they_name_nothing(tmp_path):
@@ -725,6 +745,7 @@ def test_rows_in_another_encoding_are_counted_by_row(tmp_path):
     path = put(tmp_path, "a.csv", b"id,text\n1,good\n2,na\xefve\n")
     source = read_corpus(path).sources[0]
     assert (source.replaced, source.first_replaced) == (1, "row 2")
+    assert texts_of(path, encoding="latin-1") == ["good", "naïve"]
     path = put(tmp_path, "a.jsonl", b'{"text": "good"}\n{"text": "na\xefve \\ud83d half"}\n')
     corpus = read_corpus(path)
     assert (corpus.sources[0].replaced, corpus.sources[0].halves) == (1, 1)

@@ -49,11 +49,11 @@ def test_what_is_counted_is_said(name, tmp_path):
 
 
 def test_standard_input_is_read_as_a_file_is(monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(gzip.compress("caf\xe9".encode("utf-16")))))
-    one = one_text(read_corpus("-"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(b"caf\xe9"))))
+    one = one_text(read_corpus("-", reading=ReadOptions(encoding="latin-1")))
     assert one.text == "café"
     assert one.counted.startswith(
-        "the bytes in UTF-8 of the text converted from UTF-16, unpacked from .gz; standard input"
+        "the bytes in UTF-8 of the text converted from LATIN-1, unpacked from .gz; standard input"
     )
 
 
@@ -66,7 +66,10 @@ def test_bytes_that_are_not_utf8_are_told_as_in_training_and_count_as_they_are(t
     assert note.startswith(
         "2 sequences of bytes are not UTF-8 and became U+FFFD, in 1 of the files, the first in a.txt at"
     )
-    assert note.endswith("convert them first: iconv -f latin1 -t utf-8 FILE > NEW")
+    assert note.endswith("name it: --encoding latin-1")
+    named = one_text(read_corpus(path, reading=ReadOptions(encoding="latin-1")))
+    assert named.counted == f"the bytes in UTF-8 of the text converted from LATIN-1; the file has {one.n_bytes}"
+    assert named.notes == ()
 
 
 def test_the_file_of_the_only_document_is_named_where_others_hold_duplicates(tmp_path):

@@ -34,6 +34,7 @@ OTHER = {
     "text.tokenizer": "char",
     "text.vocabulary": "300",
     "text.held_out": "0.25",
+    "text.encoding": "latin-1",
     "text.chat_template": "chatml",
     "train.device": "cuda",
     "model.dropout": "0.25",

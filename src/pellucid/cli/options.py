@@ -216,6 +216,8 @@ class FilesOptions:
         option("FORMAT", default="by the file's name"),
     ] = None
     """Read plain, html, jsonl, csv, tsv, parquet or arrow, whatever the file's name."""
+    encoding: Annotated[str | None, option("NAME", default="bytes that are not UTF-8 become U+FFFD")] = None
+    """Read files that are not UTF-8 in this encoding, such as latin-1."""
     split_at: Annotated[str | None, option("TEXT", default="files and rows are whole documents")] = None
     """End a document, and begin another, wherever the text holds this, such as '<|endoftext|>'."""
     include: Annotated[UseAppendAction[tuple[str, ...]], option("PATTERN", repeatable=True)] = ()
@@ -232,6 +234,7 @@ class FilesOptions:
         return ReadOptions(
             field=self.field or "",
             format=self.format or "auto",
+            encoding=self.encoding or "",
             split_at=self.split_at or "",
             include=",".join(self.include),
             exclude=",".join(self.exclude),

@@ -195,6 +195,7 @@ def fields_of(input: TrainingTextOptions, model: ModelOptions, training: Trainin
         "text.inside_documents": "yes" if input.inside_documents else None,
         "text.field": input.field,
         "text.format": input.format,
+        "text.encoding": input.encoding,
         "text.split_at": input.split_at,
         "text.include": ",".join(input.include) or None,
         "text.exclude": ",".join(input.exclude) or None,

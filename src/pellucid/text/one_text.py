@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pellucid.text.read.decompress import encoding_of_mark, unpacked
+from pellucid.text.read.decompress import encoding_of, unpacked
 from pellucid.text.read.documents import Corpus, Document
 from pellucid.text.read.find import STANDARD_INPUT
 from pellucid.text.read.formats import ROWS, unit_of
@@ -41,14 +41,14 @@ def _counted(corpus: Corpus) -> str:
     elif origin.format != "plain":
         steps.append(f"extracted from {FORMATS.get(origin.format, origin.format)}")
     with origin.path.open("rb") as file:
-        marked = encoding_of_mark(unpacked(file, origin).read(4)) if origin.format == "plain" else ""
-    if marked not in ("", "utf-8"):
-        steps.append(f"converted from {marked.upper()}")
+        encoding = encoding_of(unpacked(file, origin), origin) if origin.format == "plain" else "utf-8"
+    if encoding not in ("utf-8", "utf-8-sig"):
+        steps.append(f"converted from {encoding.upper()}")
     if origin.packed:
         steps.append(f"unpacked from {origin.packed}")
     where = "standard input" if source.path == STANDARD_INPUT else "the file"
     if not steps:
-        mark = ", without its byte order mark" if marked else ""
+        mark = ", without its byte order mark" if encoding == "utf-8-sig" else ""
         return f"the bytes of {where}{mark}"
     return f"the bytes in UTF-8 of the text {', '.join(steps)}; {where} has {source.n_bytes:,}"
 

@@ -34,6 +34,8 @@ class TextOptions(Options):
     field: str = ""
     #: how every file is read; auto: by its name
     format: Literal["auto", "plain", "html", "jsonl", "csv", "tsv", "parquet", "arrow"] = "auto"
+    #: the encoding of files that are not UTF-8, such as latin-1; empty: bytes that are not UTF-8 become U+FFFD
+    encoding: str = ""
     #: patterns of file names, separated by commas; files in folders that match none of them are not read
     include: str = ""
     #: patterns of file names, separated by commas; files in folders that match one of them are not read
@@ -67,7 +69,7 @@ class TextOptions(Options):
         least, which = LEAST_VOCABULARY.get(self.tokenizer, (0, ""))
         expected = f"at least {least} where text.tokenizer = {self.tokenizer}: {which}"
         refuse_unless(not self.vocabulary or self.vocabulary >= least, "vocabulary", expected)
-        ReadOptions(format=self.format)
+        ReadOptions(format=self.format, encoding=self.encoding)
         refuse_unless(0 < self.sample <= 1, "sample", "a share above 0, and 1 for all of the text")
         sampled = self.tokenizer in LEARNED or self.sample == 1
         refuse_unless(sampled, "sample", f"1 where text.tokenizer = {self.tokenizer}, which does not learn from text")

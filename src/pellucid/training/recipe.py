@@ -332,7 +332,7 @@ def mlp_width(a: Architecture, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 #: the options of reading that do not go with pairs and conversations
-READ_AS_TEXT = ("field", "format", "split_at", "drop_duplicates")
+READ_AS_TEXT = ("field", "format", "encoding", "split_at", "drop_duplicates")
 #: the mask that each objective needs: a position must not read the token that it predicts
 OBJECTIVE_MASK = {"next-token": "causal", "prefix": "prefix", "masked": "bidirectional", "source-target": "causal"}
 OBJECTIVE_MASK |= {"chat": "causal"}

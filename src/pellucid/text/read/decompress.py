@@ -40,6 +40,7 @@ class Origin:
     name: str
     format: str = "plain"
     packed: str = ""
+    encoding: str = "utf-8"
     field: str = ""
     split_at: str = ""
 
@@ -141,26 +142,27 @@ def extra(module: str, name: str) -> Any:
         raise DocumentError(f"{name} cannot be read without {package}: pip install 'pellucid[data]'") from None
 
 
-def encoding_of_mark(head: bytes) -> str:
-    """The encoding that the byte order mark in a stream's first 4 bytes names; empty where there is none."""
-    return next((encoding for mark, encoding in MARKS if head.startswith(mark)), "")
+def encoding_of(stream: BinaryIO, origin: Origin) -> str:
+    """The encoding of the stream's byte order mark, or else the origin's; utf-8-sig is UTF-8 with a mark."""
+    head = stream.read(4)
+    marked = next((name for mark, name in MARKS if head.startswith(mark)), origin.encoding)
+    return "utf-8-sig" if head.startswith(codecs.BOM_UTF8) else marked
 
 
-def as_utf8(stream: BinaryIO, name: str, of_page: str = "") -> BinaryIO:
-    """The stream without its byte order mark, converted to UTF-8 from the mark's encoding, or else from `of_page`, that
-    which a page names.
+def as_utf8(stream: BinaryIO, origin: Origin, errors: str = "strict") -> BinaryIO:
+    """The stream without its byte order mark, converted to UTF-8 from the encoding of the mark or of the origin.
 
-    UTF-8 input passes through unchanged. Raises DocumentError, with the position in the file `name`, for a byte that
-    the encoding does not have; in a page that names an encoding, such bytes stay as they are.
+    Raises DocumentError, with the position, for a byte that the encoding does not have, unless `errors` is
+    "surrogateescape", which leaves such bytes as they are. UTF-8 input passes through unchanged.
     """
     buffered = stream if hasattr(stream, "peek") else io.BufferedReader(cast(Any, stream), PIECE)
     head = cast(Any, buffered).peek(4)[:4]
-    encoding = encoding_of_mark(head) or of_page or "utf-8"
+    encoding = next((name for mark, name in MARKS if head.startswith(mark)), origin.encoding)
     if encoding == "utf-8":
         if head.startswith(codecs.BOM_UTF8):
             buffered.read(3)
         return cast(BinaryIO, buffered)
-    recoded = _recoded(cast(BinaryIO, buffered), encoding, name, "surrogateescape" if of_page else "strict")
+    recoded = _recoded(cast(BinaryIO, buffered), encoding, origin.name, errors)
     return cast(BinaryIO, io.BufferedReader(_Unpacked(recoded), PIECE))
 
 
@@ -172,8 +174,8 @@ def _recoded(stream: BinaryIO, encoding: str, name: str, errors: str) -> Iterato
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
             raise DocumentError(
-                f"{name}: byte {done - held + error.start} is not {encoding}, which its byte order mark names "
-                f"({error.reason}): convert the file to UTF-8"
+                f"{name}: byte {done - held + error.start} is not {encoding} ({error.reason}): name the file's "
+                "encoding with --encoding NAME, or convert the file to UTF-8"
             ) from None
         done += len(chunk)
         yield text.encode("utf-8", errors)

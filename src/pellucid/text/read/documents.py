@@ -92,7 +92,7 @@ class Corpus:
             notes.append(
                 f"{counted(self.replaced, 'sequence')} of bytes {are} not UTF-8 and became U+FFFD, in {len(files):,} "
                 f"of the files, {first}in {files[0].path} at {files[0].first_replaced}; if the files have "
-                "another encoding, convert them first: iconv -f latin1 -t utf-8 FILE > NEW"
+                "another encoding, name it: --encoding latin-1"
             )
         notes += [
             *self._notes_on_marks(),

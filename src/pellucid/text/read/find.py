@@ -1,5 +1,6 @@
 """Find the files to read: named files, folders, glob patterns, and standard input."""
 
+import codecs
 import fnmatch
 import glob
 import os
@@ -54,12 +55,23 @@ class Unreadable(NamedTuple):
         return Skipped(self.path, f"{UNREADABLE}: {self.message.removeprefix(self.name).lstrip(' ,:')}")
 
 
+def extends_ascii(encoding: str) -> bool:
+    """Whether the encoding writes ASCII as ASCII and uses those bytes for nothing else."""
+    ascii_ = bytes(range(128))
+    letters = (letter.encode(encoding, "ignore") for letter in "\u00e9\u0434\u65e5\u4f60\uac00")
+    return ascii_.decode(encoding, "replace") == ascii_.decode("ascii") and not any(
+        map(bytes.isascii, filter(None, letters))
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
     """Options for finding and reading files.
 
     field             JSON field or table column that holds the text; "": `text`, or the only one that holds text
     format            a key of formats.READERS for every file; auto: by the ending of each name
+    encoding          of files that are neither UTF-8 nor begin with a byte order mark, or, where it does not extend
+                      ASCII (UTF-16, ISO-2022, ...), of all that do not; "": what is not UTF-8 becomes U+FFFD
     include, exclude  patterns, separated by commas, of file names or of paths within the folder: what is found and
                       matches none of `include`, or one of `exclude`, is left out; a file that is named is read
     split_at          the characters at which a document ends and another begins, such as <|endoftext|>; they, and line
@@ -72,6 +84,7 @@ class ReadOptions:
 
     field: str = ""
     format: str = "auto"
+    encoding: str = ""
     include: str = ""
     exclude: str = ""
     split_at: str = ""
@@ -83,10 +96,18 @@ class ReadOptions:
     def __post_init__(self):
         if self.format != "auto" and self.format not in READERS:
             raise DocumentError(f"text.format = {self.format!r}: choose auto or one of {', '.join(READERS)}")
+        try:
+            known = not self.encoding or codecs.lookup(self.encoding)._is_text_encoding  # type: ignore[attr-defined]
+        except LookupError:
+            known = False
+        if not known:
+            raise DocumentError(
+                f"text.encoding = {self.encoding!r}: there is no such encoding; choose latin-1, cp1251, ..."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The options that change which documents are read, where they differ from the default."""
-        names = ("field", "format", "split_at", "drop_duplicates")
+        names = ("field", "format", "encoding", "split_at", "drop_duplicates")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name in names and self._is_set(f)}
 
     def _is_set(self, field: Any) -> bool:
@@ -294,7 +315,8 @@ def origin_of(path: Path, name: str, reading: ReadOptions) -> Origin:
     if path.suffix.lower() in PACKED:
         packed, inner = path.suffix.lower(), path.stem
     known = reading.format if reading.format != "auto" else ENDINGS.get(Path(inner).suffix.lower(), "plain")
-    return Origin(path, name, known, packed, reading.field, reading.split_at)
+    encoding = "utf-8" if not reading.encoding or extends_ascii(reading.encoding) else reading.encoding
+    return Origin(path, name, known, packed, encoding, reading.field, reading.split_at)
 
 
 def spool() -> Path:

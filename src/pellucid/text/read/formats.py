@@ -14,6 +14,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 from pellucid.text.read.chunks import PIECE, DocumentError, TextChunk, piece_of, piece_of_text, pieces_of
@@ -53,16 +54,18 @@ _CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?\s*([\w-]+)", re.IGNORECA
 
 def read_plain(file: BinaryIO, origin: Origin) -> FileDocuments:
     """Plain text: the file is one document."""
-    yield pieces_of(_chunks(as_utf8(file, origin.name)))
+    yield pieces_of(_chunks(as_utf8(file, origin)))
 
 
 def read_page(file: BinaryIO, origin: Origin) -> FileDocuments:
     """HTML: its text is one document. An encoding that the page names in <meta charset> is used."""
     buffered = file if hasattr(file, "peek") else io.BufferedReader(file, PIECE)  # type: ignore[arg-type]
-    label = _CHARSET.search(buffered.peek(1024)[:1024])  # type: ignore[attr-defined]
-    of_page = _encoding_of_page(label[1].decode("ascii", "replace")) if label else ""
+    said = _CHARSET.search(buffered.peek(1024)[:1024])  # type: ignore[attr-defined]
+    if said and origin.encoding == "utf-8":
+        origin = replace(origin, encoding=_encoding_of_page(said[1].decode("ascii", "replace")))
     # a byte outside the page's encoding stays as it is and counts as not UTF-8
-    yield read_html(pieces_of(_chunks(as_utf8(buffered, origin.name, of_page))), origin.name)  # type: ignore[arg-type]
+    utf8 = as_utf8(buffered, origin, "surrogateescape" if said else "strict")  # type: ignore[arg-type]
+    yield read_html(pieces_of(_chunks(utf8)), origin.name)
 
 
 def _encoding_of_page(name: str) -> str:
@@ -188,7 +191,7 @@ def _read_table(file: BinaryIO, origin: Origin, separators: str) -> FileDocument
                 )
             yield iter([piece_of(row[column].encode("utf-8", "surrogateescape"))])
         others = tuple(name for name in header if name != header[column])
-        return ChosenField(header[column], others)
+        return ChosenField(header[column], others, separator if separator == "|" else "")
     except csv.Error as error:
         raise DocumentError(f"{origin.name}, line {rows.line_num}: not a table ({error})") from None
 
@@ -232,7 +235,7 @@ class _TabbedRows:
 
 def utf8_lines(file: BinaryIO, origin: Origin) -> Iterator[bytes]:
     """Lines in UTF-8, with their line ends. Raises DocumentError for one that is longer than LONGEST bytes."""
-    content, number = as_utf8(file, origin.name), 0
+    content, number = as_utf8(file, origin), 0
     while line := content.readline(LONGEST + 1):
         number += 1
         if len(line) > LONGEST:

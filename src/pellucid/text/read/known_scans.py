@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -124,6 +125,7 @@ def pack_scanned(scanned: ScannedFile) -> bytes:
         "source": scanned.source and vars(scanned.source),
         "reason": scanned.reason,
         "scripts": documents.scripts,
+        "encoding": documents.origins[0].encoding if documents.origins else "",
     }
     return json.dumps(about).encode() + b"\n" + documents.rows.tobytes()
 
@@ -132,7 +134,7 @@ def unpack_scanned(content: bytes, origin: Origin) -> ScannedFile:
     """The inverse of `pack_scanned`, for the file of `origin`."""
     line, _, rows = content.partition(b"\n")
     about = parse_json_object(line, origin.name)
-    origins = [origin] if about["source"] else []
+    origins = [replace(origin, encoding=about["encoding"])] if about["source"] else []
     documents = Documents(origins, np.frombuffer(rows, ROW), about["scripts"])
     return ScannedFile(Source(**about["source"]) if about["source"] else None, documents, about["reason"])
 

@@ -3,11 +3,13 @@
 A few numbers are kept for each document, not its text: a corpus may have millions of documents.
 """
 
+import codecs
 import hashlib
 import io
+import itertools
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast, overload
 
@@ -142,8 +144,10 @@ class Source:
     halves            how many halves of characters, escaped in JSON, became U+FFFD; `first_half` is the row, or
     the document, of the first
     field             the field or column that was read; `other_fields` lists the others where most rows have no text
+    separator         what separates a table's columns, where earlier versions read them as one
     end_marks         how often the documents hold the characters of SEPARATOR
     divisions         how often documents were divided at `ReadOptions.split_at`
+    encoding          the encoding, if it is neither UTF-8 nor given by a byte order mark
     held_out          whether this file was named to be held out
     """
 
@@ -153,6 +157,7 @@ class Source:
     n_documents: int
     replaced: int
     first_replaced: str = ""
+    encoding: str = ""
     empty: int = 0
     duplicates: int = 0
     held_out: bool = False
@@ -160,13 +165,17 @@ class Source:
     first_half: str = ""
     field: str = ""
     other_fields: str = ""
+    separator: str = ""
     end_marks: int = 0
     divisions: int = 0
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The file's name, its content hash, and whether it is held out: what decides its tokens."""
-        return (self.path, self.sha256, *(["held out"] if self.held_out else []))
+        """The file's name, its content hash, and how it is used and read where that is not the rule: what decides its
+        tokens.
+        """
+        special = (*(["held out"] if self.held_out else []), *([self.separator] if self.separator else []))
+        return (self.path, self.sha256, *special)
 
 
 class FileToScan(NamedTuple):
@@ -217,18 +226,18 @@ def why_not(origin: Origin, reading: ReadOptions) -> str:
         return f"{suffix} files are not read: convert it to text or JSON lines, or name its format with --format"
     try:
         with origin.path.open("rb") as file:
-            if origin.format in SEEKING:
+            if origin.format in SEEKING or origin.encoding != "utf-8":
                 return ""
-            head = as_utf8(unpacked(file, origin), origin.name).read(HEAD)
+            head = as_utf8(unpacked(file, origin), origin).read(HEAD)
     except OSError as error:
         return f"it cannot be opened: {error.strerror}"
     if b"\0" in head:
         return "it is binary, expected text"
     bad = sum("\udc80" <= character <= "\udcff" for character in head.decode("utf-8", "surrogateescape"))
-    if bad > MOST_UNDECODABLE * len(head) and origin.format != "html":
+    if bad > MOST_UNDECODABLE * len(head) and not reading.encoding and origin.format != "html":
         return (
-            f"{bad} of its first {len(head)} bytes are not UTF-8: it is binary or in another encoding; if it is text, "
-            "convert it to UTF-8, as by iconv -f latin1 -t utf-8"
+            f"{bad} of its first {len(head)} bytes are not UTF-8: it is binary or in another encoding; name "
+            "it with --encoding NAME, or convert the file to UTF-8"
         )
     return ""
 
@@ -252,13 +261,31 @@ def scan(
         with origin.path.open("rb") as file:
             hashed = HashingFile(file, report)
             counts, documents = _count_hashed(origin, file, hashed)
+            if counts["replaced"] and reading.encoding and origin.format not in SEEKING and not _is_utf8(file, origin):
+                file.seek(0)
+                origin = replace(origin, encoding=reading.encoding)
+                counts, documents = _count(origin, file)
     except DocumentError:
         if _state(origin) != state:
             raise changed(origin) from None
         raise
     if _state(origin) != state:
         raise changed(origin)
-    return Source(relative, hashed.n_bytes, hashed.digest.hexdigest(), len(documents), **counts), documents
+    encoding = "" if origin.encoding == "utf-8" else origin.encoding
+    source = Source(relative, hashed.n_bytes, hashed.digest.hexdigest(), len(documents), encoding=encoding, **counts)
+    return source, documents
+
+
+def _is_utf8(file: BinaryIO, origin: Origin) -> bool:
+    """Whether every byte of an open file is UTF-8. A page that names another encoding may still not be text in it."""
+    file.seek(0)
+    decoder, content = codecs.getincrementaldecoder("utf-8")("strict"), as_utf8(unpacked(file, origin), origin)
+    try:
+        for chunk in itertools.chain(iter(lambda: content.read(PIECE), b""), (b"",)):
+            decoder.decode(chunk, final=not chunk)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _state(origin: Origin) -> tuple[int, int]:
@@ -318,7 +345,7 @@ def _count(origin: Origin, file: BinaryIO) -> tuple[dict[str, Any], Documents]:
         else:
             empty += 1
     documents = Documents([origin], np.frombuffer(content, ROW), list(scripts))
-    name, others, divisions = rows.field
+    name, others, separator, divisions = rows.field
     counts = {
         "empty": empty,
         "replaced": replaced,
@@ -327,6 +354,7 @@ def _count(origin: Origin, file: BinaryIO) -> tuple[dict[str, Any], Documents]:
         "first_half": first_half,
         "field": _shown(name),
         "other_fields": listed(map(_shown, others)) if others and empty > len(documents) else "",
+        "separator": separator,
         "end_marks": end_marks,
         "divisions": divisions,
     }

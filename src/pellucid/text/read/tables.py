@@ -19,11 +19,13 @@ ROWS_TOGETHER = 256
 class ChosenField(NamedTuple):
     """The field or column that was read as the text, "" where rows are strings, and the others that may hold text.
 
-    `divisions` is how often documents were divided at `ReadOptions.split_at`.
+    `separator` is what stands between the columns where earlier versions read them as one, and `divisions` how often
+    documents were divided at `ReadOptions.split_at`.
     """
 
     name: str
     others: tuple[str, ...] = ()
+    separator: str = ""
     divisions: int = 0
 
 
