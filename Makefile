@@ -15,7 +15,7 @@ TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(if $(TEMPORARY),PYTEST_DEBU
 benchmark-%: setup
 	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(ARGUMENTS)
 
-.PHONY: demo test test-slow test-gpu drills mutants check docs lessons site format lint types fast setup clean
+.PHONY: demo test test-slow test-gpu drills mutants counts check docs lessons site format lint types fast setup clean
 
 .venv/.ready: $(REQUIREMENTS) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, found " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
@@ -53,6 +53,10 @@ drills: setup
 # is the code tested? make mutants ARGUMENTS="reference --count 300 --seed 0" (tests/mutants.py; some minutes a room)
 mutants: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=src nice -n 15 $(BIN)/python tests/mutants.py $(ARGUMENTS)
+
+# how much there is to read: lines of each language, and the files that name an option of the architecture
+counts: setup
+	@PYTHONPATH=src $(BIN)/python tests/house/counts.py
 
 format: setup
 	$(BIN)/ruff format src tests examples docs benchmarks

@@ -32,6 +32,7 @@ ROOMS = {
     "tokens": "Text as symbols, documents and chunks",
     "bpe": "Byte pair encoding",
     "embedding": "Tokens to vectors and back, positions",
+    "positions": "The rows and numbers of each positional scheme",
     "feedforward": "Feed-forward networks",
     "functions": "Softmax, activations, normalisation, dropout",
     "masks": "Masks",

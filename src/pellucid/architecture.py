@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
@@ -126,16 +126,29 @@ class Positions:
             require(fits or self.scaling != "longrope", f"positions.{name}", factors, expected)
 
 
-#: where order enters, by positions.kind: rows added to the stream, q and k rotated, or numbers added to the scores
-POSITIONS_ENTER = {"learned": "stream", "sinusoidal": "stream", "rotary": "rotation", "alibi": "scores"}
-POSITIONS_ENTER |= {"relative": "scores"}
-#: the other fields of Positions that each positions.kind, and for rotary positions each positions.scaling, reads
-POSITION_FIELDS: dict[str, tuple[str, ...]] = {
-    "sinusoidal": ("base", "layout"),
-    "rotary": ("base", "fraction", "layout", "scaling", "local_base"),
-    "alibi": ("slopes",),
-    "relative": ("n_buckets", "max_distance"),
+@dataclass(frozen=True)
+class PositionalScheme:
+    """What the rest of the program asks of a positional scheme."""
+
+    #: where order enters: rows added to the stream, q and k rotated, or numbers added to the scores
+    enters: Literal["stream", "rotation", "scores"]
+    #: the other fields of Positions that it reads
+    fields: tuple[str, ...] = ()
+    #: the shape of its table of weights, one for all layers; (): it is a formula
+    weights: Callable[["Architecture"], tuple[int, ...]] = lambda a: ()
+
+
+#: the scheme of each positions.kind but none
+POSITIONAL_SCHEMES = {
+    "learned": PositionalScheme("stream", weights=lambda a: (a.n_ctx, a.embed_sum_width)),
+    "sinusoidal": PositionalScheme("stream", ("base", "layout")),
+    "rotary": PositionalScheme("rotation", ("base", "fraction", "layout", "scaling", "local_base")),
+    "alibi": PositionalScheme("scores", ("slopes",)),
+    "relative": PositionalScheme(
+        "scores", ("n_buckets", "max_distance"), weights=lambda a: (a.positions.n_buckets, a.n_heads)
+    ),
 }
+#: the fields of Positions that each positions.scaling of rotary positions reads
 SCALING_FIELDS: dict[str, tuple[str, ...]] = {
     "none": (),
     "linear": ("factor",),
@@ -417,19 +430,36 @@ class Architecture:
         return self.mlp.d_ff or 4 * self.d_model
 
     @property
+    def order_enters(self) -> Literal["stream", "rotation", "scores", "mask"]:
+        """Where order enters the network: as its positional scheme says, or by the mask alone."""
+        scheme = POSITIONAL_SCHEMES.get(self.positions.kind)
+        return "mask" if scheme is None else scheme.enters
+
+    @property
+    def position_weights(self) -> tuple[int, ...]:
+        """The shape of the weights of the positional scheme; () where there are none."""
+        scheme = POSITIONAL_SCHEMES.get(self.positions.kind)
+        return () if scheme is None else scheme.weights(self)
+
+    @property
+    def learns_positions(self) -> bool:
+        """Whether the rows that are added to the stream are weights, one for each of n_ctx positions."""
+        return self.adds_positions and self.position_weights != ()
+
+    @property
     def adds_positions(self) -> bool:
         """Whether a row for each position is added to the stream."""
-        return POSITIONS_ENTER.get(self.positions.kind) == "stream"
+        return self.order_enters == "stream"
 
     @property
     def biases_scores(self) -> bool:
         """Whether scores have a bias by the distance between query and key."""
-        return POSITIONS_ENTER.get(self.positions.kind) == "scores"
+        return self.order_enters == "scores"
 
     def rotates(self, layer: int) -> bool:
         """Whether layer `layer` rotates its queries and keys."""
         left_out = self.positions.every and (layer + 1) % self.positions.every == 0
-        return POSITIONS_ENTER.get(self.positions.kind) == "rotation" and not left_out
+        return self.order_enters == "rotation" and not left_out
 
     @property
     def rotates_somewhere(self) -> bool:
@@ -449,7 +479,8 @@ class Architecture:
         every = ("every",) if self.d_rotary and 0 < self.positions.every <= self.n_layers else ()
         if self.n_ctx <= self.positions.n_trained:  # no text is longer
             scaling = tuple(name for name in scaling if name != "long_factors")
-        return ("kind", *POSITION_FIELDS.get(self.positions.kind, ()), *scaling, *every)
+        scheme = POSITIONAL_SCHEMES.get(self.positions.kind)
+        return ("kind", *(scheme.fields if scheme else ()), *scaling, *every)
 
     @property
     def d_rotary(self) -> int:

@@ -1,6 +1,7 @@
 """The number of parameters of an architecture, by part, in all and for one position."""
 
 import itertools
+import math
 
 from pellucid.architecture import Architecture
 
@@ -40,7 +41,7 @@ def count_parameters(a: Architecture) -> dict[str, int]:
     cross = attention if a.encoder is not None else 0
     counts = {
         "embed": a.n_vocab * e + (a.n_segments + len(a.ngrams) * a.ngram_rows) * s + a.d_embed * m + has_b_P * m,
-        "positions": {"learned": a.n_ctx * s, "relative": a.positions.n_buckets * a.n_heads}.get(a.positions.kind, 0),
+        "positions": math.prod(a.position_weights) if a.position_weights else 0,
         "attention": a.n_layers * (attention + cross),
         "mlp": a.n_layers * mlp,
         "norms": norm * (norms_of_blocks + a.n_layers * (a.encoder is not None))

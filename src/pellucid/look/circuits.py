@@ -247,7 +247,7 @@ def positional_view(circuits: Circuits, layer: int = 0, distance: int = 1) -> di
     preamble = f"circuits = {circuits_code(circuits)}\n"
     if circuits.part == "cross":
         return base | {"reason": "Cross-attention has no positions of its own: its keys carry the encoder's."}
-    if kind in ("learned", "sinusoidal"):
+    if a.adds_positions:
         n = min(a.n_ctx, MOST_POSITIONS)
         code = "from pellucid.lens.weights.positional import position_similarity\n"
         shown = "The cosine of two rows; how a head reads them depends on its QK circuit."
@@ -271,7 +271,7 @@ def positional_view(circuits: Circuits, layer: int = 0, distance: int = 1) -> di
             "code": f"{code}{preamble}angles = rotary_angles(circuits, {layer}, {distance})",
             "not_shown": "By how much each plane turns, not how much of a query or key lies in it.",
         }
-    if kind in ("alibi", "relative"):
+    if a.biases_scores:
         n = min(a.n_ctx, MOST_POSITIONS)
         code = "from pellucid.lens.weights.positional import distance_bias\n"
         return base | {

@@ -4,7 +4,7 @@ They follow from the architecture alone. What an architecture lacks has no step,
 block, norm, positional scheme or MLP) has its own equation.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from pellucid.architecture import Architecture
 from pellucid.look.step import Step, linear_equation
@@ -20,6 +20,17 @@ ACTIVATIONS = {
     "silu": "\\text{silu}",
     "quick_gelu": "\\text{gelu}",
     "tanh": "\\tanh",
+}
+
+#: what each positional scheme adds to the stream or to a score
+POSITION_TEX: dict[str, Callable[[Architecture], str]] = {
+    "learned": lambda a: "W_P [ i ]",
+    "sinusoidal": lambda a: (
+        "(\\sin(i w_k), \\cos(i w_k))_k, "
+        f"\\; w_k = {a.positions.base:g}^{{-2k/{'e' if a.embed_projection == 'sum' else 'm'}}}"
+    ),
+    "alibi": lambda a: " - s_h (i - j)",
+    "relative": lambda a: " + b_h [ r(i - j) ]",
 }
 
 
@@ -85,10 +96,8 @@ class StepWriter:
         of_tokens, of_sum = a.d_embed > 0 and a.embed_projection == "tokens", a.embed_projection == "sum"
         yield self.step("embed", "embed", f"{factors[a.embed_scale]}W_E [ t_i ]{' P^T' if of_tokens else ''}")
         parts = ["embed"]
-        if a.positions.kind in ("learned", "sinusoidal"):
-            width = "e" if of_sum else "m"
-            waves = f"(\\sin(i w_k), \\cos(i w_k))_k, \\; w_k = {a.positions.base:g}^{{-2k/{width}}}"
-            yield self.step("pos_embed", "embed", "W_P [ i ]" if a.positions.kind == "learned" else waves)
+        if a.adds_positions:
+            yield self.step("pos_embed", "embed", POSITION_TEX[a.positions.kind](a))
             parts.append("pos_embed")
         if a.n_segments:
             yield self.step("seg_embed", "embed", "W_S [ s_i ]")
@@ -231,7 +240,7 @@ class StepWriter:
         if kind == "cross":
             return right
         if a.biases_scores:
-            right += {"alibi": " - s_h (i - j)", "relative": " + b_h [ r(i - j) ]"}[a.positions.kind]
+            right += POSITION_TEX[a.positions.kind](a)
         rules = [] if a.attention.mask == "bidirectional" else ["j \\le i"]
         if window := a.window(layer):
             rules.append(f"i - j < {window}")

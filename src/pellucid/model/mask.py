@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from pellucid.architecture import Architecture
-from pellucid.model.positions import Alibi, Relative, make_score_bias
+from pellucid.model.positions import ScoreBiasScheme, make_score_bias
 from pellucid.model.shapes import PositionIds, Visible
 
 
@@ -75,7 +75,7 @@ class Mask(nn.Module):
         self.window = 0 if cross else a.window(layer)
         biased = a.biases_scores and not cross
         #: what the scores gain; one that all layers share is put here by the backbone
-        self.position_bias: Alibi | Relative | None = make_score_bias(a) if biased else None
+        self.position_bias: ScoreBiasScheme | None = make_score_bias(a) if biased else None
         #: the rule is j <= i alone, which attention kernels know without being told pair by pair
         self.plain = not unlimited and not self.window and not biased
         self.unlimited = unlimited and not self.window and not biased

@@ -258,6 +258,9 @@ SCORE_BIAS = {"alibi": Alibi}
 #: one module for all layers, whose parameters they share
 SHARED_SCORE_BIAS = {"relative": Relative}
 
+#: what the scores of a layer may gain
+ScoreBiasScheme = Alibi | Relative
+
 
 def make_added(a: Architecture) -> Learned | Sinusoidal | None:
     """What is added to the stream, or None."""

@@ -10,12 +10,9 @@ import numpy as np
 
 from pellucid.architecture import Architecture
 from pellucid.reference.embedding import (
-    alibi,
     dynamic_base,
     frequencies,
     longrope_factor,
-    relative,
-    relative_buckets,
     rotate,
     scaled_frequencies,
     yarn_factor,
@@ -31,6 +28,7 @@ from pellucid.reference.functions import (
     softmax,
 )
 from pellucid.reference.masks import bidirectional_mask, causal_mask, window_mask
+from pellucid.reference.positions import SCORE_BIAS
 from pellucid.reference.tap import NoRecorder
 from pellucid.reference.tape import Array, constant, real
 from pellucid.reference.weights import Weights, part
@@ -39,7 +37,7 @@ from pellucid.reference.weights import Weights, part
 @dataclass(frozen=True)
 class LayerInputs:
     """The inputs that all blocks of one call share besides the stream: positions, a mask, an encoder's output and its
-    mask, and the table of relative positions."""
+    mask, and the table of weights of a positional scheme in the scores."""
 
     positions: np.ndarray
     mask: np.ndarray | None = None
@@ -156,16 +154,8 @@ def self_attention(a: Architecture, layer: int, w: Weights, x: Array, reading: L
 
 
 def distances(a: Architecture, n: int, n_keys: int, table: Array | None) -> Array:
-    """The bias of the scores of the last n of n_keys positions by their distance   [h, i, j], or 0
-
-    Press et al. 2021 (alibi); Raffel et al. 2020, section 2.1 (relative, with one table for all layers).
-    """
-    if a.positions.kind == "alibi":
-        return alibi(a.n_heads, n, n_keys, a.positions.slopes)
-    if a.positions.kind == "relative":
-        p, two_sided = a.positions, a.attention.mask == "bidirectional"
-        return relative(table, relative_buckets(n, n_keys, p.n_buckets, p.max_distance, two_sided))
-    return 0.0
+    """The bias of the scores of the last n of n_keys positions by their distance   [h, i, j], or 0"""
+    return SCORE_BIAS[a.positions.kind](a, n, n_keys, table) if a.biases_scores else 0.0
 
 
 def rotary_frequencies(a: Architecture, layer: int, positions: np.ndarray) -> np.ndarray:

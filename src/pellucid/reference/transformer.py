@@ -7,9 +7,10 @@ Inside, every array has a batch axis b first; letters as in pellucid.tensor_name
 import numpy as np
 
 from pellucid.architecture import Architecture
-from pellucid.reference.embedding import check_tokens, ngram_embed, sinusoid_at
+from pellucid.reference.embedding import check_tokens, ngram_embed
 from pellucid.reference.functions import ACTIVATION, log_softmax, soft_cap, softmax
 from pellucid.reference.layers import LayerInputs, cross_attention, linear, mlp, normalise, self_attention
+from pellucid.reference.positions import ADDED
 from pellucid.reference.tap import OFF, NoRecorder, TensorRecorder
 from pellucid.reference.tape import Array, real
 from pellucid.reference.weights import Weights, check_weights, part
@@ -168,11 +169,8 @@ def embed(
     of_sum = a.embed_projection == "sum"
     e = linear(w, "embed.projection", real(e)) if a.d_embed and not of_sum else real(e)
     x = tap("embed", a.embed_factor * e)
-    if a.positions.kind == "learned":
-        rows = real(w["embed.position.weight"])[positions]
-    if a.positions.kind == "sinusoidal":
-        rows = sinusoid_at(positions, a.embed_sum_width, a.positions.base, a.positions.layout)
-    if a.positions.kind in ("learned", "sinusoidal"):
+    if a.adds_positions:
+        rows = ADDED[a.positions.kind](a, w.get("embed.position.weight"), positions)
         x = x + tap("pos_embed", np.broadcast_to(rows, x.shape))
     if a.n_segments:
         kinds = np.zeros(x.shape[:2], int) if segments is None else check_tokens(segments, a.n_segments)

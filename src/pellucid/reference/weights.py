@@ -45,15 +45,15 @@ def _stream_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"embed.token.weight": (a.n_vocab, a.embed_width)}
     if a.d_embed:
         shapes |= _linear_shapes("embed.projection", a.d_model, a.d_embed, a.embed_projection == "sum")
-    if a.positions.kind == "learned":
-        shapes["embed.position.weight"] = (a.n_ctx, a.embed_sum_width)
+    if a.adds_positions and a.position_weights:
+        shapes["embed.position.weight"] = a.position_weights
     if a.n_segments:
         shapes["embed.segment.weight"] = (a.n_segments, a.embed_sum_width)
     shapes |= {f"embed.ngrams.tables.{n}.weight": (a.ngram_rows, a.embed_sum_width) for n in a.ngrams}
     if a.embed_norm == "norm":
         shapes |= _norm_shapes(a, "embed.norm", a.embed_sum_width)
-    if a.positions.kind == "relative":
-        shapes["relative.weight"] = (a.positions.n_buckets, a.n_heads)
+    if a.biases_scores and a.position_weights:
+        shapes["relative.weight"] = a.position_weights
     for l in range(a.n_layers):
         shapes |= _block_shapes(a, l)
     return shapes | (_norm_shapes(a, "final_norm") if a.final_norm == "norm" else {})

@@ -183,7 +183,7 @@ def make_recipe_on(
     if made.adapt.rank:
         made = with_fields(base, {**ADAPTING, **asked})
     fixed = ("model.", *OF_TOKENIZER)
-    free = ("model.dropout", "model.n_ctx") if architecture.positions.kind != "learned" else ("model.dropout",)
+    free = ("model.dropout",) if architecture.learns_positions else ("model.dropout", "model.n_ctx")
     # the tokenizer is the model's, so that no option of it says what it is, not even one that is the default
     wrong = [full for full in map(full_name, changes) if full in OF_TOKENIZER]
     wrong += [line for line in differences(base, made) if line.startswith(fixed) and not line.startswith(free)]

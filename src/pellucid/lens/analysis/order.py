@@ -64,9 +64,7 @@ def _keep_positions(network: Transformer, other: Transformer) -> None:
     """Let positions enter `other` as they enter `network`, whatever the rule and the windows of its mask."""
     for block, of_other in zip(network.blocks, other.blocks, strict=True):
         cast(Any, of_other).attn.rotary = cast(Any, block).attn.rotary
-    if network.relative is not None and other.relative is not None:
-        for name in ("two_sided", "sided", "buckets"):
-            setattr(other.relative, name, getattr(network.relative, name))
+        cast(Any, of_other).attn.mask.position_bias = cast(Any, block).attn.mask.position_bias
 
 
 def reorder(trace: Recording, order: list[int], *, positions: bool = True, mask: bool = True) -> Reordering:

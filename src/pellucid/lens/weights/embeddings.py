@@ -29,7 +29,7 @@ class Embeddings(VocabularyView):
             tables["unembed"] = network.unembed.weight
         elif of == "unembed":
             raise InputError("readout = none: this network has no table of the readout; ask for embed")
-        if network.architecture.positions.kind == "learned" and network.embed.position is not None:
+        if network.architecture.learns_positions and network.embed.position is not None:
             tables["positions"] = network.embed.position.weight
         if of not in tables:
             known = ", ".join(tables)

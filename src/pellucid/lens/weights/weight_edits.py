@@ -15,7 +15,6 @@ from pellucid.lens.core.interventions import among, axis_of, resolve
 from pellucid.model import Transformer
 from pellucid.model.mlp import MixtureOfExperts
 from pellucid.model.norm import Identity
-from pellucid.model.positions import Learned
 from pellucid.model.transformer import Backbone
 from pellucid.tensor_names import axes, axis_sizes, is_stream, writers
 
@@ -253,7 +252,7 @@ def _change_table(network: Transformer, part: Backbone, name: str, changes: list
         tables = list(embed.ngrams.tables.children())
     else:
         tables = [embed.position if name == "pos_embed" else embed.segment]
-        if name == "pos_embed" and not isinstance(embed.position, Learned):
+        if name == "pos_embed" and not part.architecture.learns_positions:
             kind = part.architecture.positions.kind
             raise EditError(f"{edit.op} of {edit.name}: positions.kind = {kind} is a formula, with no weight to change")
     for table in cast(list[nn.Embedding], tables):
