@@ -26,7 +26,7 @@ from pellucid.text.read import find as finding
 from pellucid.text.read import formats
 from pellucid.text.read.chunks import pieces_of, split_documents
 from pellucid.text.read.decompress import Origin
-from pellucid.text.read.documents import DocumentError, read_corpus, read_with_held_out
+from pellucid.text.read.documents import DocumentError, read_corpus
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.read.html import read_html
 from pellucid.text.split import split_corpus
@@ -999,7 +999,7 @@ def test_files_named_to_be_held_out_are_and_are_not_trained_on(tmp_path):
         put(tmp_path, f"data/{name}", f"text of {name}")
     put(tmp_path, "apart/a.txt", "another a")
     os.symlink(tmp_path / "data" / "b.txt", tmp_path / "apart" / "linked.txt")
-    corpus = read_with_held_out([tmp_path / "data"], [tmp_path / "data" / "sub" / "valid.txt", tmp_path / "apart"])
+    corpus = read_corpus([tmp_path / "data"], held_out=[tmp_path / "data" / "sub" / "valid.txt", tmp_path / "apart"])
     train, held = split_parts(corpus)
     assert train == ["text of a.txt", "text of sub/c.txt"]
     assert held == ["another a", "text of b.txt", "text of sub/valid.txt"]
@@ -1018,20 +1018,20 @@ def test_files_named_to_be_held_out_are_and_are_not_trained_on(tmp_path):
 def test_a_file_named_for_both_parts_is_refused(tmp_path):
     path = put(tmp_path, "a.txt", "text")
     with pytest.raises(DocumentError, match="named both as text to train on and as text to hold out"):
-        read_with_held_out([path], [path])
+        read_corpus([path], held_out=[path])
     with pytest.raises(DocumentError, match="no text to read"):
-        read_with_held_out([tmp_path], [path])
+        read_corpus([tmp_path], held_out=[path])
 
 
 def test_a_text_held_out_is_not_among_the_others_where_duplicates_are_left_out(tmp_path):
     put(tmp_path, "data/a.jsonl", json_lines(["one", "two", "three", "two"]))
     put(tmp_path, "valid.txt", "two")
     reading = ReadOptions(drop_duplicates=True)
-    corpus = read_with_held_out([tmp_path / "data"], [tmp_path / "valid.txt"], reading=reading)
+    corpus = read_corpus([tmp_path / "data"], held_out=[tmp_path / "valid.txt"], reading=reading)
     assert split_parts(corpus) == [["one", "three"], ["two"]]
     assert [source.duplicates for source in corpus.sources] == [0, 2]
     put(tmp_path, "data/a.jsonl", json_lines(["two"]))
-    corpus = read_with_held_out([tmp_path / "data"], [tmp_path / "valid.txt"], reading=reading)
+    corpus = read_corpus([tmp_path / "data"], held_out=[tmp_path / "valid.txt"], reading=reading)
     with pytest.raises(DocumentError, match="every text to train on is also held out"):
         split_corpus(corpus)
 
@@ -1039,7 +1039,7 @@ def test_a_text_held_out_is_not_among_the_others_where_duplicates_are_left_out(t
 def test_a_corpus_knows_which_of_its_files_are_held_out(tmp_path):
     """The same files in other roles are another corpus, with other tokens."""
     paths = [put(tmp_path, name, f"text {name}") for name in ("a.txt", "b.txt")]
-    one, other = (read_with_held_out([a], [b]) for a, b in (paths, paths[::-1]))
+    one, other = (read_corpus([a], held_out=[b]) for a, b in (paths, paths[::-1]))
     assert len({one.hash, other.hash, read_corpus(paths).hash}) == 3
     tokenizer = ByteTokenizer()
     folders = {prepared_folder(split_corpus(corpus, 0.5), tokenizer, tmp_path) for corpus in (one, other)}

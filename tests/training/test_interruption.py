@@ -78,7 +78,7 @@ def test_a_signal_in_any_phase_is_followed_by_a_save(whole_runs, tmp_path, monke
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_signal_before_the_first_step_of_any_kind_leaves_nothing_behind(tmp_path, monkeypatch, kind):
     source = kind.write_input(tmp_path)
-    at_call(monkeypatch, setup, "read_recipe_text", 1)
+    at_call(monkeypatch, setup, "read_corpus", 1)
     done = kind.start(source, tmp_path / "run")
     assert (done.exit_code, done.step) == (130, 0)
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "cache") == [source.name]
@@ -127,7 +127,7 @@ def test_a_final_evaluation_that_was_interrupted_is_made_up_for(whole, text, tmp
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        (setup, "read_recipe_text"),
+        (setup, "read_corpus"),
         (setup, "learn_tokenizer"),
         (setup, "prepare_tokens"),
         (trainable_module, "build_network"),

@@ -22,6 +22,7 @@ from pellucid.runs.run_dir import cache_folder
 from pellucid.text.read.pairs import PairsError, read_pairs, split_pairs
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
 from pellucid.text.tokens import pairs as stored_pairs
+from pellucid.text.tokens.batches import BatchesError
 from pellucid.text.tokens.pairs import prepare_pairs
 from pellucid.training.build import build_network
 from pellucid.training.encoder import with_model_fields
@@ -91,8 +92,8 @@ def test_batches_are_a_function_of_seed_and_step(pairs, tmp_path):
     """Every pair comes once an epoch, in another order each time; parts of a step are its rows."""
     run = start(pairs, tmp_path / "run", steps=1, batch=3, accumulate=2)
     data = data_of(run)
-    n = data.part.n_pairs
-    drawn = np.concatenate([data.pairs(step) for step in range(2 * n)])
+    n = data.train.n_pairs
+    drawn = np.concatenate([data.rows(step) for step in range(2 * n)])
     epochs = [drawn[k * n : (k + 1) * n] for k in range(6)]
     assert all(sorted(epoch) == list(range(n)) for epoch in epochs)
     assert (epochs[0] != epochs[1]).any()
@@ -100,8 +101,8 @@ def test_batches_are_a_function_of_seed_and_step(pairs, tmp_path):
     assert {part.total for part in parts} == {whole.total} == {int(whole.counts.sum())}
     assert torch.cat([p.targets[p.counts] for p in parts]).tolist() == whole.targets[whole.counts].tolist()
     other = SourceTargetData(tokens_of(run), with_seed(run.recipe, 5), CPU)
-    assert (other.pairs(0) != data.pairs(0)).any()
-    with pytest.raises(PairsError, match="part 0 of 4"):
+    assert (other.rows(0) != data.rows(0)).any()
+    with pytest.raises(BatchesError, match="part 0 of 4"):
         data.at(0, 0, 4)
 
 
@@ -234,10 +235,10 @@ def test_changed_pairs_are_refused_by_name(pairs, tmp_path):
 def test_epochs_are_passes_over_the_pairs(pairs, tmp_path):
     fields = {**TINY, "evaluate_every": 50, "steps": 0, "epochs": 3, "n_layers": 1}
     run = start_recipe(make_recipe((str(pairs),), "original", fields), tmp_path / "run", Heard())
-    n = data_of(run).part.n_pairs
+    n = data_of(run).train.n_pairs
     assert run.step == round(3 * n / 4)
     last = [row for row in rows(run.path) if "tokens" in row][-1]
-    assert last["tokens"] == pytest.approx(3 * len(data_of(run).part), rel=0.1)
+    assert last["tokens"] == pytest.approx(3 * len(data_of(run).train), rel=0.1)
 
 
 def test_a_sample_is_a_held_out_source_and_its_target(pairs, tmp_path):

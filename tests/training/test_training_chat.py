@@ -24,8 +24,8 @@ from pellucid.text.read.conversations import (
     split_conversations,
 )
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer, learn_tokenizer
-from pellucid.text.tokens.conversations import prepare_conversations
-from pellucid.training.chat import ChatData, pack
+from pellucid.text.tokens.conversations import pack, prepare_conversations
+from pellucid.training.chat import ChatData
 
 FIELDS = {"device": "cpu", "precision": "float32", "compile": "no", "attention": "fused", "sample_every": -1}
 #: the base has more rows than its tokenizer has ids, as many published models do
@@ -471,6 +471,6 @@ def test_an_epoch_of_conversations_is_every_row_once(conversations, tmp_path):
     fields = CHAT_FIELDS | {"n_ctx": 48, "sample_every": -1, "batch": 2, "accumulate": 1}
     run = pellucid.train(conversations, out=tmp_path / "run", fields=fields, epochs=2)
     tokens, data = data_of(run)
-    assert data.packed.n_cut > 0
-    assert data.packed.n_targets < len(tokens.part("train"))
-    assert run.step == round(2 * len(data.packed.rows) / 2)
+    assert data.train.n_cut > 0
+    assert data.train.n_targets < len(tokens.part("train"))
+    assert run.step == round(2 * len(data.train.rows) / 2)

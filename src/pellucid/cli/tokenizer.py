@@ -153,7 +153,7 @@ def tokenizer_encode_corpus(
         pellucid tokenizer encode-corpus texts/ --tokenizer my_bpe --held-out 0.001
     """
     from pellucid.runs.run_dir import cache_folder, check_cache
-    from pellucid.text.read.documents import read_corpus, read_with_held_out
+    from pellucid.text.read.documents import read_corpus
     from pellucid.text.read.known_scans import checking_text
     from pellucid.text.split import split_corpus
     from pellucid.text.tokenizers.tokenizer import load_tokenizer
@@ -166,10 +166,8 @@ def tokenizer_encode_corpus(
     if "text.held_out_files" in fields:
         refuse_given(["--seed"], "--held-out names files, and no seed chooses them")
     with checking_text(input.check_text), progress_on_stderr("reading") as progress:
-        if files := fields.get("text.held_out_files"):
-            corpus = read_with_held_out(paths, files, progress, input.reading(), cache)
-        else:
-            corpus = read_corpus(paths, progress, input.reading(), kept=cache)
+        held_out = fields.get("text.held_out_files", ())
+        corpus = read_corpus(paths, progress, input.reading(), held_out, cache)
         split = split_corpus(corpus, fields.get("text.held_out", 0.1), encoding.seed)
         options = {"progress": progress, "shard_tokens": encoding.shard_tokens, "workers": encoding.workers}
         tokens = prepare_tokens(split, loaded, cache, **options)

@@ -19,9 +19,8 @@ from pellucid.look.predictor_trace import PredictorTrace
 from pellucid.look.session import Model, Session
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.ngram_baselines import COUNTED, as_part, spread
-from pellucid.predictors.on_text import recipe_of, tokens_of
+from pellucid.predictors.on_text import ids_to_count, recipe_of, tokens_of
 from pellucid.text.tokenizers.base import TokenizerError
-from pellucid.text.tokens.pairs import PairTokens
 from pellucid.training.recipe import Recipe
 
 #: the n-grams that are shown, by the number of tokens in them
@@ -131,13 +130,11 @@ def counted_ngrams(session: Session, model: Model) -> Iterator[dict[str, Any]]:
         return
     yield {"doing": "reading the training text", "done": 0, "of": len(ORDERS) + 1}
     tokens, recipe = training_tokens(model)
-    inside = isinstance(tokens, PairTokens) or recipe.text.inside_documents == "yes"
-    ids = spread(as_part(tokens, "train"), COUNTED)
+    ids, separator = ids_to_count(Path(model.provenance["folder"]), recipe, tokens)
     counted: dict[int, NGram] = {}
     for done, (order, name) in enumerate(ORDERS.items(), 1):
         yield {"doing": f"counting {name}s in {len(ids):,} tokens", "done": done, "of": len(ORDERS) + 1}
         if len(ids) >= order:
-            separator = tokens.separator if inside else None
             counted[order] = NGram.train(ids, tokens.n_vocab, order, separator=separator)
     session.results["ngrams"] = counted
 

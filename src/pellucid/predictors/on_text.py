@@ -18,10 +18,10 @@ from pellucid.runs.run_dir import cache_folder, read_data
 from pellucid.text.chat_template import CHATML, ChatTemplate, read_chat_template
 from pellucid.text.one_text import document_name, one_text
 from pellucid.text.read.chunks import DocumentError, counted
-from pellucid.text.read.conversations import split_conversations
+from pellucid.text.read.conversations import read_conversations, split_conversations
 from pellucid.text.read.documents import Corpus, read_corpus
 from pellucid.text.read.find import ReadOptions
-from pellucid.text.read.pairs import split_pairs
+from pellucid.text.read.pairs import read_pairs, split_pairs
 from pellucid.text.split import split_corpus
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from pellucid.text.tokens.conversations import ConversationTokens, prepare_conversations
@@ -31,12 +31,7 @@ from pellucid.text.tokens.store import Tokens, describe_difference
 from pellucid.training.kinds import kind_of
 from pellucid.training.load import read_recipe
 from pellucid.training.recipe import Recipe
-from pellucid.training.text_parts import (
-    lines_on_skipped,
-    read_recipe_conversations,
-    read_recipe_pairs,
-    read_recipe_text,
-)
+from pellucid.training.text_parts import input_files, lines_on_skipped
 from pellucid.trust import Trust
 
 #: progress(stage, done, total)
@@ -166,18 +161,26 @@ def count_on_run(provenance: Mapping[str, Any], tokenizer: Tokenizer, progress: 
         tokens = tokens_of(run, recipe, progress, trust=trust)
     except DocumentError as error:
         raise DocumentError(f"n-grams are counted on the text of {run}, which cannot be read: {error}") from None
-    inside = isinstance(tokens, PairTokens) or recipe.text.inside_documents == "yes"
 
     def poll() -> None:
         if progress:
             progress("counting n-grams", 0, 0)
 
+    ids, separator = ids_to_count(run, recipe, tokens)
+    return RunNGrams(dict(count_ngrams(ids, tokens.n_vocab, separator=separator, poll=poll)), tokens.n_vocab)
+
+
+def ids_to_count(
+    run: Path, recipe: Recipe, tokens: Tokens | PairTokens | ConversationTokens
+) -> tuple[np.ndarray, int | None]:
+    """The training tokens of a run that its n-grams are counted on, without those that it set aside, int64 [n]; and the
+    separator across which no context reaches, None where they do.
+    """
     train = as_part(tokens, "train")
     if ranges := read_data(run).get("set_aside"):
         train = train.without([(start, stop) for start, stop in ranges])
-    separator = tokens.separator if inside else None
-    ngrams = count_ngrams(spread(train, COUNTED), tokens.n_vocab, separator=separator, poll=poll)
-    return RunNGrams(dict(ngrams), tokens.n_vocab)
+    inside = isinstance(tokens, PairTokens) or recipe.text.inside_documents == "yes"
+    return spread(train, COUNTED), tokens.separator if inside else None
 
 
 class _Scored:
@@ -201,15 +204,17 @@ def tokens_of(
 ) -> Tokens | PairTokens | ConversationTokens:
     """The tokens that a run was trained on; RecipeError where its text has changed."""
     t, seed, tokenizer = recipe.text, recipe.train.seed, load_tokenizer(run, trust=trust)
+    files = input_files(recipe)
     if recipe.train.objective == "source-target":
-        pairs = split_pairs(read_recipe_pairs(recipe, progress), t.held_out, seed)
+        pairs = split_pairs(read_pairs(**files, progress=progress), t.held_out, seed)
         tokens: Any = prepare_pairs(pairs, tokenizer, cache_folder(), progress)
     elif recipe.train.objective == "chat":
-        split = split_conversations(read_recipe_conversations(recipe, progress), t.held_out, seed)
+        split = split_conversations(read_conversations(**files, progress=progress), t.held_out, seed)
         template = read_chat_template(run) or ChatTemplate(CHATML)
         tokens = prepare_conversations(split, tokenizer, template, cache_folder(), progress)
     else:
-        split = split_corpus(read_recipe_text(recipe, progress, cache_folder()), t.held_out, seed, t.split)
+        corpus = read_corpus(**files, progress=progress, kept=cache_folder())
+        split = split_corpus(corpus, t.held_out, seed, t.split)
         tokens = prepare_tokens(split, tokenizer, cache_folder(), progress=progress)
     if difference := describe_difference(read_data(run), tokens.manifest):
         said = "; ".join(difference.splitlines())

@@ -32,9 +32,14 @@ from pellucid.runs.reporter import PlainReporter
 from pellucid.runs.run_dir import cache_folder, check_cache
 from pellucid.text.chat_template import CHATML, CHATML_MARKERS, ChatTemplate
 from pellucid.text.read.chunks import counted
-from pellucid.text.read.conversations import Conversations, ConversationSplit, split_conversations
-from pellucid.text.read.documents import Corpus
-from pellucid.text.read.pairs import Pairs, PairSplit, split_pairs
+from pellucid.text.read.conversations import (
+    Conversations,
+    ConversationSplit,
+    read_conversations,
+    split_conversations,
+)
+from pellucid.text.read.documents import Corpus, read_corpus
+from pellucid.text.read.pairs import Pairs, PairSplit, read_pairs, split_pairs
 from pellucid.text.split import Split, split_corpus
 from pellucid.text.tokenizers.base import MASK
 from pellucid.text.tokenizers.tokenizer import LEARNED, Kind, Tokenizer, TokenizerError, learn_tokenizer, load_tokenizer
@@ -43,16 +48,10 @@ from pellucid.text.tokens.pairs import PairTokens, prepare_pairs
 from pellucid.text.tokens.prepare import prepare_tokens
 from pellucid.text.tokens.store import Tokens
 from pellucid.training import resolve_recipe as resolve
-from pellucid.training.chat import PackedPart, lines_on_packing
+from pellucid.training.chat import lines_on_packing
 from pellucid.training.recipe import Recipe, TextRecipe, TextRecipeT
 from pellucid.training.step_functions import choose_step_functions
-from pellucid.training.text_parts import (
-    lines_on_skipped,
-    lines_on_unknown,
-    read_recipe_conversations,
-    read_recipe_pairs,
-    read_recipe_text,
-)
+from pellucid.training.text_parts import input_files, lines_on_skipped, lines_on_unknown
 from pellucid.trust import Trust
 
 #: documents from which on a network has seen often enough how one begins
@@ -152,7 +151,7 @@ def read_pairs_to_train(
     """The pairs, their ids on disk, and one tokenizer for both sides."""
     check_cache()
     with interruption.phase("reading", "pairs") as phase:
-        pairs = read_recipe_pairs(recipe, phase.stage)
+        pairs = read_pairs(**input_files(recipe), progress=phase.stage)
     split = split_pairs(pairs, recipe.text.held_out, recipe.train.seed)
     tokenizer = tokenizer or make_tokenizer(recipe, split, interruption, trust)
     interruption.poll()
@@ -184,7 +183,7 @@ def read_conversations_to_train(
     """Conversations, their ids on disk, and a tokenizer in which the template's markers are special tokens."""
     check_cache()
     with interruption.phase("reading", "conversations") as phase:
-        conversations = read_recipe_conversations(recipe, phase.stage)
+        conversations = read_conversations(**input_files(recipe), progress=phase.stage)
     split = split_conversations(conversations, recipe.text.held_out, recipe.train.seed)
     plain = tokenizer or make_tokenizer(recipe, split, interruption, trust)
     missing = [marker for marker in CHATML_MARKERS if marker in template.source and marker not in plain.special]
@@ -239,10 +238,10 @@ def fit_to_input(
     n_vocab = tokenizer.n_vocab if recipe.base is None else max(tokenizer.n_vocab, recipe.model.n_vocab)
     recipe = replace(recipe, model=with_vocabulary(recipe.model, n_vocab))
     if isinstance(tokens, ConversationTokens):
-        part = PackedPart(tokens.part("train"), recipe.model.n_ctx)
+        part = tokens.part("train").packed(recipe.model.n_ctx)
         first = tokens.split.corpus.rows[int(tokens.part("held_out").numbers[0])]
         opening = next((message["content"] for message in first if message["role"] == "user"), "")
-        recipe = replace(recipe, tokens_per_row=float(part.n_scored.mean()) if part.rows else 1.0)
+        recipe = replace(recipe, tokens_per_row=float(part.targets_per_row.mean()) if part.rows else 1.0)
         recipe = with_train(recipe, sample_prompt=recipe.train.sample_prompt or opening)
     if isinstance(tokens, PairTokens):
         train, first = tokens.part("train"), int(tokens.part("held_out").pairs[0])
@@ -279,7 +278,7 @@ def read_text(
     """The recipe, with its sizes chosen where asked; the corpus, its tokens on disk, and the tokenizer."""
     check_cache()
     with interruption.phase("reading", "bytes") as phase:
-        corpus = read_recipe_text(recipe, phase.stage, cache_folder())
+        corpus = read_corpus(**input_files(recipe), progress=phase.stage, kept=cache_folder())
     with interruption.phase("choosing what is held out") as phase:
         split, why = split_corpus(corpus, recipe.text.held_out, recipe.train.seed, recipe.text.split), []
     if size is not None:

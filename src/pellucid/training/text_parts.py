@@ -1,21 +1,17 @@
-"""Reads the text that a recipe names, and describes files and words that were left out."""
+"""Which files a recipe reads and holds out, and lines about files and words that were left out."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
 from pellucid.runs.options import RecipeError
 from pellucid.text.read.chunks import counted
-from pellucid.text.read.conversations import Conversations, read_conversations
-from pellucid.text.read.documents import Corpus, read_corpus, read_with_held_out
 from pellucid.text.read.find import ReadOptions, Skipped
-from pellucid.text.read.pairs import Pairs, read_pairs, read_pairs_with_held_out
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens
-from pellucid.training.recipe import Recipe, TextRecipe
+from pellucid.training.recipe import TextRecipe
 
 #: most files that are printed of those that were left out
 PRINTED = 5
@@ -69,25 +65,17 @@ def reading_of(recipe: TextRecipe) -> ReadOptions:
     return ReadOptions(drop_duplicates=t.drop_duplicates == "yes", skip_bad=t.skip_bad == "yes", **named)
 
 
-def read_recipe_text(recipe: TextRecipe, progress: Callable | None = None, kept: Path | None = None) -> Corpus:
-    """The documents of the recipe's text and of its held-out files; `kept` as in `read_corpus`."""
-    t, reading = recipe.text, reading_of(recipe)
-    if t.held_out_files:
-        return read_with_held_out(recipe.inputs, t.held_out_files, progress, reading, kept=kept)
-    return read_corpus(recipe.inputs, progress, reading, kept=kept)
+class InputFiles(TypedDict):
+    """What `read_corpus`, `read_pairs` and `read_conversations` read."""
+
+    paths: tuple[str, ...]
+    held_out: tuple[str, ...]
+    reading: ReadOptions
 
 
-def read_recipe_pairs(recipe: Recipe, progress: Callable[..., None] | None = None) -> Pairs:
-    """The pairs of the recipe's files and of its held-out files."""
-    t, reading = recipe.text, reading_of(recipe)
-    if t.held_out_files:
-        return read_pairs_with_held_out(recipe.inputs, t.held_out_files, progress, reading)
-    return read_pairs(recipe.inputs, progress, reading)
-
-
-def read_recipe_conversations(recipe: Recipe, progress: Callable[..., None] | None = None) -> Conversations:
-    """The recipe's conversations, and those of the files that it holds out."""
-    return read_conversations(recipe.inputs, recipe.text.held_out_files, progress, reading_of(recipe))
+def input_files(recipe: TextRecipe) -> InputFiles:
+    """The files of the recipe, those that it holds out, and how they are read."""
+    return {"paths": recipe.inputs, "held_out": recipe.text.held_out_files, "reading": reading_of(recipe)}
 
 
 def lines_on_unknown(tokens: Tokens | PairTokens | ConversationTokens, tokenizer: Tokenizer) -> list[str]:

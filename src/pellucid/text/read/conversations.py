@@ -27,7 +27,6 @@ from pellucid.text.read.rows import (
     lines_of_file,
     read_json_object,
     read_rows,
-    read_rows_with_held_out,
     row_suffix,
     rows_of_named_files,
 )
@@ -58,18 +57,15 @@ def content_bytes(messages: Messages) -> int:
 
 
 def read_conversations(
-    paths: Sequence[str],
-    held_out: Sequence[str] = (),
+    paths: str | Path | Sequence[str | Path],
+    held_out: Sequence[str | Path] = (),
     progress: Progress = None,
     reading: ReadOptions | None = None,
 ) -> Conversations:
-    """The conversations of these .jsonl files and folders, and those of the files `held_out`, which are held out.
-
-    See `read_rows`. Raises ConversationsError.
+    """The conversations of these .jsonl files and folders, and those of `held_out`; see `read_rows`. Raises
+    ConversationsError.
     """
-    if held_out:
-        return read_rows_with_held_out(Conversations, CONVERSATIONS, paths, held_out, progress, reading)
-    return read_rows(Conversations, CONVERSATIONS, paths, progress, reading)
+    return read_rows(Conversations, CONVERSATIONS, paths, held_out, progress, reading)
 
 
 def holds_conversations(paths: Sequence[str], reading: ReadOptions | None = None) -> bool:

@@ -228,20 +228,36 @@ def read_corpus(
     paths: str | os.PathLike | Iterable[str | os.PathLike],
     progress: Callable | None = None,
     reading: ReadOptions | None = None,
-    without: Collection[Path] = (),
+    held_out: Iterable[str | os.PathLike] = (),
     kept: Path | None = None,
 ) -> Corpus:
     """Count and hash every document of these files and folders. Their text is read again when it is used.
 
     Folders are searched; hidden files and folders are left out. `paths` may hold patterns (`texts/*.md`), and - for
-    standard input. `progress(stage, done, total)` is called with bytes. Files in `without` (resolved paths) are left
-    out. `kept` is a folder in which what was read is kept, so that files that do not change are not read again the
-    next time.
+    standard input. `progress(stage, done, total)` is called with bytes. The files of `held_out` come first; they are
+    held out and not trained on, also where they lie in a folder of `paths`. `kept` is a folder in which what was read
+    is kept, so that files that do not change are not read again the next time.
 
-    Raises DocumentError for paths that do not exist, for input without any text, and, naming all of them, for damaged
-    files and for named files that are not text, unless `reading.skip_bad` leaves these out.
+    Raises DocumentError for paths that do not exist, for input without any text, for a file that both `paths` and
+    `held_out` name, and, naming all of them, for damaged files and for named files that are not text, unless
+    `reading.skip_bad` leaves these out.
     """
     reading = reading or ReadOptions()
+    if not (held_out := list(held_out)):
+        return _read_corpus(paths, progress, reading, (), kept)
+    apart = _read_corpus(held_out, progress, reading, (), kept)
+    files = {origin.path.resolve() for origin in apart.documents.origins}
+    return _read_corpus(paths, progress, reading, files, kept).with_held_out(apart)
+
+
+def _read_corpus(
+    paths: str | os.PathLike | Iterable[str | os.PathLike],
+    progress: Callable | None,
+    reading: ReadOptions,
+    without: Collection[Path],
+    kept: Path | None,
+) -> Corpus:
+    """The documents of these files and folders, but not of the files in `without`, which are resolved paths."""
     named = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]
     if not named:
         raise DocumentError("no input was named: give at least one file or folder of text")
@@ -283,23 +299,6 @@ def read_corpus(
         raise DocumentError(_nothing(named, skipped))
     corpus = Corpus(Documents.joined(parts), tuple(sources), tuple(skipped), reading)
     return _without_duplicates(corpus) if reading.drop_duplicates else corpus
-
-
-def read_with_held_out(
-    paths: str | os.PathLike | Iterable[str | os.PathLike],
-    held_out: Iterable[str | os.PathLike],
-    progress: Callable | None = None,
-    reading: ReadOptions | None = None,
-    kept: Path | None = None,
-) -> Corpus:
-    """The corpus of `paths`, and the files of `held_out`, which are held out and not trained on.
-
-    A file of `held_out` inside a folder of `paths` is read once, as held out. Raises DocumentError if `paths` names it
-    too.
-    """
-    apart = read_corpus(held_out, progress, reading, kept=kept)
-    files = {origin.path.resolve() for origin in apart.documents.origins}
-    return read_corpus(paths, progress, reading, without=files, kept=kept).with_held_out(apart)
 
 
 def bundled(name: str) -> Path:

@@ -8,7 +8,7 @@ first line of a .tsv file that names the columns, source and target. Files may b
 the file and line of an unreadable pair.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from pellucid.text.read.rows import (
     held_out_rows,
     read_json_object,
     read_rows,
-    read_rows_with_held_out,
     row_suffix,
     rows_of_named_files,
 )
@@ -65,23 +64,15 @@ class Pairs(Rows[tuple[str, str]]):
 
 
 def read_pairs(
-    paths: str | Path | list[str] | tuple[str, ...],
-    progress: Progress = None,
-    reading: ReadOptions | None = None,
-    without: Collection[Path] = (),
-) -> Pairs:
-    """Every pair of these .tsv and .jsonl files, and of those in these folders; see `read_rows`. Raises PairsError."""
-    return read_rows(Pairs, PAIRS, paths, progress, reading, without)
-
-
-def read_pairs_with_held_out(
-    paths: list[str] | tuple[str, ...],
-    held_out: list[str] | tuple[str, ...],
+    paths: str | Path | Sequence[str | Path],
+    held_out: Sequence[str | Path] = (),
     progress: Progress = None,
     reading: ReadOptions | None = None,
 ) -> Pairs:
-    """The pairs of `paths`, and those of the files `held_out`; see `read_rows_with_held_out`."""
-    return read_rows_with_held_out(Pairs, PAIRS, paths, held_out, progress, reading)
+    """The pairs of these .tsv and .jsonl files and folders, and those of `held_out`; see `read_rows`. Raises
+    PairsError.
+    """
+    return read_rows(Pairs, PAIRS, paths, held_out, progress, reading)
 
 
 def _columns(line: str) -> tuple[str, str]:

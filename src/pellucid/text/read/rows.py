@@ -109,20 +109,38 @@ def read_rows(
     kind: type[RowsT],
     form: RowFormat[Any],
     paths: str | Path | Sequence[str | Path],
+    held_out: Sequence[str | Path] = (),
     progress: Progress = None,
     reading: ReadOptions | None = None,
-    without: Collection[Path] = (),
 ) -> RowsT:
-    """Every row of these files, and of the files in these folders, in the order of their paths.
+    """Every row of these files, and of the files in these folders, in the order of their paths; before them the rows of
+    `held_out`, which are held out and not trained on.
 
-    Of the `reading` options, `include`, `exclude` and `skip_bad` apply. Files in `without` (resolved paths) are left
-    out. Raises the format's error, naming file and line, for the first line of each file that is not a row (unless
-    `reading.skip_bad` leaves such files out), and for input without rows.
+    A file of `held_out` inside a folder of `paths` is read once, as held out. Of the `reading` options, `include`,
+    `exclude` and `skip_bad` apply. Raises the format's error, naming file and line, for the first line of each file
+    that is not a row (unless `reading.skip_bad` leaves such files out), and for input without rows.
     """
     named = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
     if not named:
         raise form.error(f"no input was named: give at least one {form.expected} file, or a folder of them")
     reading = reading or ReadOptions()
+    if not held_out:
+        return _read_rows(kind, form, named, progress, reading)
+    apart = [Path(path) for path in held_out]
+    resolved = {file.path.resolve() for file in find_files(apart, [], reading).values()}
+    measured = _read_rows(kind, form, apart, progress, reading)
+    return _read_rows(kind, form, named, progress, reading, resolved).with_held_out(measured)
+
+
+def _read_rows(
+    kind: type[RowsT],
+    form: RowFormat[Any],
+    named: list[Path],
+    progress: Progress,
+    reading: ReadOptions,
+    without: Collection[Path] = (),
+) -> RowsT:
+    """The rows of these files and folders, but not of the files in `without`, which are resolved paths."""
     skipped: list[Skipped] = []
     bad: list[Unreadable] = []
     files = find_files(named, skipped, reading, bad)
@@ -146,25 +164,6 @@ def read_rows(
         )
     where = np.array(rows.places, dtype=np.int32), np.array(rows.lines, dtype=np.int64)
     return kind(rows.rows, *where, tuple(rows.files), tuple(skipped), reading.licence, form.noun)
-
-
-def read_rows_with_held_out(
-    kind: type[RowsT],
-    form: RowFormat[Any],
-    paths: Sequence[str],
-    held_out: Sequence[str],
-    progress: Progress = None,
-    reading: ReadOptions | None = None,
-) -> RowsT:
-    """The rows of `paths`, and those of the files `held_out`, which are held out and not trained on.
-
-    A file of `held_out` inside a folder of `paths` is read once, as held out.
-    """
-    apart: list[Skipped] = []
-    files = find_files([Path(path) for path in held_out], apart, reading)
-    resolved = {file.path.resolve() for file in files.values()}
-    measured = read_rows(kind, form, held_out, progress, reading)
-    return read_rows(kind, form, paths, progress, reading, without=resolved).with_held_out(measured)
 
 
 def row_suffix(path: Path) -> str:

@@ -1,8 +1,11 @@
-"""Conversations as ids on disk: one flat array, which of its ids the assistant writes, and where each begins."""
+"""Conversations as ids on disk: one flat array, which of its ids the assistant writes, and where each begins; and how
+they are packed into rows.
+"""
 
+import bisect
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,7 @@ class ConversationPart(StoredRows):
 
     name: str
     numbers: np.ndarray
+    _packed: dict[int, "PackedPart"] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return int(self.answers.sum())
@@ -44,6 +48,84 @@ class ConversationPart(StoredRows):
     def answer_starts(self) -> np.ndarray:
         """Where each conversation begins among the ids that the assistant writes, int64 [conversations]."""
         return np.concatenate([[0], np.cumsum(self.answers)])[self.starts[:-1]]
+
+    def packed(self, n_ctx: int) -> "PackedPart":
+        """The conversations in rows of `n_ctx` tokens to read, which are laid out once."""
+        if n_ctx not in self._packed:
+            self._packed[n_ctx] = PackedPart(self, n_ctx)
+        return self._packed[n_ctx]
+
+
+class PackedPart:
+    """One part of the conversations in rows of `n_ctx` tokens to read, each row as full as whole conversations make it.
+
+    Of a conversation of n tokens n - 1 are read, and all but the first are targets. A longer one than the context is
+    cut at its end; one without an answer in what is left is left out.
+    """
+
+    def __init__(self, part: ConversationPart, n_ctx: int):
+        self.part, self.n_ctx = part, n_ctx
+        reads = np.minimum(part.lengths - 1, n_ctx)
+        scored = np.concatenate([[0], np.cumsum(part.answers)])
+        starts = part.starts[:-1]
+        answers = scored[starts + 1 + reads] - scored[starts + 1]
+        usable = np.flatnonzero(answers > 0)
+        self.n_cut = int((part.lengths - 1 > n_ctx).sum())
+        self.n_left_out = len(starts) - len(usable)
+        self.rows = pack(reads[usable], usable, n_ctx)
+        #: targets of each row that are scored
+        self.targets_per_row = np.array([answers[row].sum() for row in self.rows], dtype=np.int64)
+
+    def check_files(self) -> None:
+        """Raise TokensError if a file is shorter than it was (`Part.check_files`)."""
+        self.part.stored.check_files()
+
+    @property
+    def n_targets(self) -> int:
+        """How many targets of all rows are scored: those of one epoch."""
+        return int(self.targets_per_row.sum())
+
+    def arrays(self, numbers: np.ndarray, fill: int) -> tuple[np.ndarray, ...]:
+        """These rows as inputs, targets, conversation and position of each input, and which targets are scored.
+
+        Each is [len(numbers), n_ctx]. What no conversation fills reads `fill`, and is a conversation of its own.
+        """
+        shape = len(numbers), self.n_ctx
+        inputs, targets = (np.full(shape, fill, dtype=np.int64) for _ in range(2))
+        documents, positions = (np.zeros(shape, dtype=np.int64) for _ in range(2))
+        counts = np.zeros(shape, dtype=bool)
+        for i, number in enumerate(numbers):
+            at = 0
+            for k, conversation in enumerate(self.rows[number]):
+                start = int(self.part.starts[conversation])
+                n = min(int(self.part.lengths[conversation]) - 1, self.n_ctx)
+                inputs[i, at : at + n] = self.part.ids[start : start + n]
+                targets[i, at : at + n] = self.part.ids[start + 1 : start + 1 + n]
+                counts[i, at : at + n] = self.part.answers[start + 1 : start + 1 + n]
+                documents[i, at : at + n] = k
+                positions[i, at : at + n] = np.arange(n)
+                at += n
+            documents[i, at:] = len(self.rows[number])
+            positions[i, at:] = np.arange(self.n_ctx - at)
+        return inputs, targets, documents, positions, counts
+
+
+def pack(lengths: np.ndarray, numbers: np.ndarray, capacity: int) -> list[np.ndarray]:
+    """Rows of these numbers, whose lengths sum to `capacity` at most: the longest first, each where least is left over
+    (best fit decreasing).
+    """
+    rows: list[list[int]] = []
+    open_rows: list[tuple[int, int]] = []  # what is left in a row, and its number, in order
+    for i in np.argsort(-lengths, kind="stable"):
+        length = int(lengths[i])
+        j = bisect.bisect_left(open_rows, (length, -1))
+        left, row = open_rows.pop(j) if j < len(open_rows) else (capacity, len(rows))
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(int(numbers[i]))
+        if left - length > 1:  # the shortest conversation reads two tokens
+            bisect.insort(open_rows, (left - length, row))
+    return [np.array(row, dtype=np.int64) for row in rows]
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,11 @@ class PairPart:
         return len(self.pairs)
 
     @property
+    def targets_per_row(self) -> np.ndarray:
+        """The number of predicted ids of each pair, int64 [n_pairs]."""
+        return self.target.lengths
+
+    @property
     def n_bytes(self) -> int:
         """Bytes of the targets' text."""
         return self.target.n_bytes

@@ -42,7 +42,7 @@ class StoredRows:
     def n_bytes(self) -> int:
         return self.stored.n_bytes
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray:
         """The number of ids of each row, int64 [rows]."""
         return np.diff(self.starts)
