@@ -1,6 +1,5 @@
 """The one object a user holds: a network, its tokenizer, and where both come from."""
 
-import gc
 import json
 import os
 import warnings
@@ -42,7 +41,7 @@ from pellucid.look.inspector import Inspector
 from pellucid.look.known_answer import KNOWN_ANSWER, known_network, known_tokenizer
 from pellucid.model import Transformer
 from pellucid.model.weights import check_finite, save_weights
-from pellucid.model_names import check_checkpoint, check_revision, is_local
+from pellucid.model_names import check_checkpoint, check_revision
 from pellucid.predictors.on_text import Progress, ScoreTextOptions, count_on_run, score_given
 from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.transformer_mixture import mixed_with, mixed_with_stored
@@ -55,7 +54,6 @@ from pellucid.text.ids import IdTokenizer
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.base import write_model_ids
 from pellucid.text.tokenizers.tokenizer import Tokenizer
-from pellucid.training.kinds import check_function
 from pellucid.training.load import as_trained, load_run, read_recipe
 from pellucid.trust import Trust, check_trust
 from pellucid.verify.report import Report
@@ -482,78 +480,6 @@ def load(
     if tokenizer is not None:
         provenance["tokenizer"] = None if isinstance(tokenizer, Tokenizer) else str(tokenizer)
     return LanguageModel(network, reads, provenance, chat_template)
-
-
-@overload
-def heads_over(
-    model: str | Path,
-    *,
-    steps: Sequence[int] | None = None,
-    revisions: None = None,
-    text: Texts | None = None,
-    rows: int | None = None,
-    period: int | None = None,
-    seed: int | None = None,
-    trust: Trust = False,
-    **options: Unpack[InputOptions],
-) -> dict[int, Heads]: ...
-
-
-@overload
-def heads_over(
-    model: str | Path,
-    *,
-    revisions: Sequence[str],
-    text: Texts | None = None,
-    rows: int | None = None,
-    period: int | None = None,
-    seed: int | None = None,
-    trust: Trust = False,
-    **options: Unpack[InputOptions],
-) -> dict[str, Heads]: ...
-
-
-def heads_over(
-    model: str | Path,
-    *,
-    steps: Sequence[int] | None = None,
-    revisions: Sequence[str] | None = None,
-    text: Texts | None = None,
-    rows: int | None = None,
-    period: int | None = None,
-    seed: int | None = None,
-    trust: Trust = False,
-    **options: Unpack[InputOptions],
-) -> dict[int, Heads] | dict[str, Heads]:
-    """The scores of the heads at each checkpoint of a model: how they came to do what they do.
-
-    Checkpoints are opened one after the other, so that memory holds one model at a time.
-
-    model      a run, whose results are by step; or a name on the Hugging Face hub, whose results are by revision
-    steps      which checkpoints of a run, all of them unless given
-    revisions  which revisions of a name on the hub, such as ["step1", "step1000", "step143000"]
-    trust      as for `load`
-
-    The other options are those of `LanguageModel.heads`. Raises ModelError for revisions of a run, steps of a name on
-    the hub, and a name on the hub without revisions.
-    """
-    run = Path(model)
-    if is_local(run) == (revisions is not None) or isinstance(revisions, str) or (revisions and steps is not None):
-        raise ModelError(
-            f"{model}, steps = {steps}, revisions = {revisions!r}: a run takes steps, and a name on the Hugging Face "
-            "hub takes a list of revisions"
-        )
-
-    def scores(checkpoint: str = "best", revision: str | None = None) -> Heads:
-        # an error that the hub's client has handled refers to the frames that called it, which hold the last model
-        gc.collect()
-        opened = load(model, checkpoint=checkpoint, revision=revision, trust=trust)
-        return opened.heads(text, rows=rows, period=period, seed=seed, **options)
-
-    if revisions is not None:
-        return {revision: scores(revision=revision) for revision in revisions}
-    check_function(run, "load")
-    return {step: scores(str(step)) for step in (steps_of(run) if steps is None else steps)}
 
 
 def known_answer() -> LanguageModel:

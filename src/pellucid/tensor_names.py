@@ -23,9 +23,9 @@ from pellucid.architecture import Architecture
 
 @dataclass(frozen=True)
 class Name:
-    """One row: `symbol` in the source texts, `axes` in the project's letters, `equation`, and aliases.
+    """One row: `symbol` in the source texts, `axes` in the project's letters, `equation`.
 
-    `transformer_lens` is TransformerLens's classic name; `module_hooks` adds those of its version 3.
+    `transformer_lens` is TransformerLens's classic name, "" where it has none.
     """
 
     name: str
@@ -364,95 +364,28 @@ TEMPLATES_BEFORE = tuple(r.name for r in TABLE if r.name.startswith(("embed", "p
 ALIASES = {r.transformer_lens: r.name for r in TABLE if r.transformer_lens}
 
 
-def module_hooks(a: Architecture, layer: int | None = None) -> dict[str, str]:
-    """TransformerLens's names, from version 3 on, of what the modules read and write -> the rows they stand for.
+#: TransformerLens's logits, which stand before the cap of `logit_cap`; ours stand after it
+_UNCAPPED = "unembed.hook_out"
 
-    A module's `hook_in` is the tensor that it reads and `hook_out` the one that it writes, so `blocks.i.mlp.hook_in` is
-    norm_2 in a pre-norm block, norm_1 in a shared or post-norm one, and the stream itself where no norm comes before
-    the MLP. `layer` is the block that is meant, for first_norm = none; without it one with all norms. What has no row
-    of its own is left out; `_UNNAMED` says why.
-    """
-    normed, scaled = a.norm.kind != "none", a.residual_scale != 1
-    norms = () if not normed else a.block_norms if layer is None else a.norms_of(layer)
-    post, gate, crossed = a.block == "post", a.mlp.form == "gated", a.encoder is not None
-    middle = "resid_pre" if a.block in ("parallel", "shared") else "resid_cross" if crossed else "resid_mid"
-    attention_reads = "norm_1" if "norm_1" in norms and not post else "resid_pre"
-    mlp_norm = ("norm_cross" if crossed else "norm_1") if post else "norm_1" if a.block == "shared" else "norm_2"
-    reads_stream = a.block == "inner" or (a.block == "shared" and "norm_1" not in norms)
-    mlp_reads = mlp_norm if normed and not reads_stream else middle
-    inside = {
-        "hook_in": "resid_pre",
-        "hook_out": "resid_post",
-        "ln1.hook_in": ("resid_mid" if post else "resid_pre") if "norm_1" in norms else "",
-        "ln2.hook_in": middle if "norm_2" in norms and not post else "",
-        **dict.fromkeys(("attn.hook_in", "attn.q.hook_in", "attn.k.hook_in", "attn.v.hook_in"), attention_reads),
-        **{f"attn.{part}.hook_out": f"attn.{part}" for part in "qkv"},
-        "attn.o.hook_in": "attn.z",
-        **dict.fromkeys(("attn.hook_out", "attn.o.hook_out"), "" if "norm_1_out" in norms or scaled else "attn_out"),
-        **dict.fromkeys(("mlp.hook_in", "mlp.in.hook_in"), mlp_reads),
-        "mlp.in.hook_out": "mlp.pre",
-        "mlp.gate.hook_in": mlp_reads if gate else "",
-        "mlp.gate.hook_out": "mlp.gate" if gate else "",
-        "mlp.out.hook_in": "mlp.post",
-        **dict.fromkeys(("mlp.hook_out", "mlp.out.hook_out"), "" if "norm_2_out" in norms or scaled else "mlp_out"),
-        # the classic name stands for both forms
-        "mlp.hook_pre": "mlp.gate" if gate else "mlp.pre",
-    }
-    last = f"blocks.{a.n_layers - 1}.resid_post" if a.n_layers else ""
-    after_last = "final_norm" if a.final_norm == "norm" and normed else last
-    outside = {
-        "embed.hook_out": "" if a.d_embed and a.embed_projection == "tokens" else "embed",
-        "pos_embed.hook_out": "pos_embed",
-        "token_type_embed.hook_out": "seg_embed",
-        "embed_ln.hook_scale": "embed_norm.scale",
-        "embed_ln.hook_normalized": "embed_norm.normalized",
-        "embed_ln.hook_out": "embed_norm",
-        "ln_final.hook_in": last if a.final_norm == "norm" and normed else "",
-        "unembed.hook_in": "" if a.readout == "bert" or a.d_embed else after_last,
-        **dict.fromkeys(("unembed.hook_out", "hook_unembed"), "" if a.logit_cap else "logits"),
-    }
-    if a.embed_norm == "norm" and normed:
-        outside["hook_embed"] = "embed_norm"  # theirs is the stream as block 0 reads it
+
+def classic_names(a: Architecture) -> dict[str, str]:
+    """TransformerLens's classic names -> the rows of the table that they stand for in this architecture."""
+    stands_for = dict(ALIASES)
+    if a.mlp.form == "plain":  # in gated MLPs hook_pre is the gate
+        stands_for["blocks.i.mlp.hook_pre"] = "blocks.i.mlp.pre"
+        del stands_for["blocks.i.mlp.hook_pre_linear"]
+    # hook_embed is the stream as block 0 reads it
     if a.embed_projection == "sum":
-        outside["hook_embed"] = "embed_projected"
-    inside = {f"blocks.i.{name}": f"blocks.i.{ours}" for name, ours in inside.items() if ours}
-    return inside | {name: ours for name, ours in outside.items() if ours}
-
-
-#: TransformerLens's names of tensors that have no row in some architectures: the norm they stand at, and why
-_UNNAMED = {
-    **dict.fromkeys(
-        ("blocks.i.attn.hook_out", "blocks.i.attn.o.hook_out", "blocks.i.ln1_post.hook_in"),
-        (
-            "blocks.i.norm_1_out",
-            "what attention writes before norm_1_out is not kept; blocks.i.attn_out comes out of that norm",
-        ),
-    ),
-    **dict.fromkeys(
-        ("blocks.i.mlp.hook_out", "blocks.i.mlp.out.hook_out", "blocks.i.ln2_post.hook_in"),
-        (
-            "blocks.i.norm_2_out",
-            "what the MLP writes before norm_2_out is not kept; blocks.i.mlp_out comes out of that norm",
-        ),
-    ),
-    **dict.fromkeys(
-        ("unembed.hook_out", "hook_unembed"),
-        ("logits", "theirs stands before the cap (logit_cap), logits behind it; as_transformer_lens() holds theirs"),
-    ),
-    "embed.hook_out": ("embed", "d_embed > 0: rows of W_E are not kept before their projection; embed is behind it"),
-    "unembed.hook_in": ("logits", "readout = bert or d_embed > 0: what its last linear map reads is not kept"),
-    "blocks.i.ln1.hook_in": ("blocks.i.norm_1", "what norm_1 reads is not kept"),
-    "blocks.i.ln2.hook_in": (
-        "blocks.i.norm_2",
-        "block = post: the sum before norm_2 is not kept; blocks.i.norm_2 is what comes out",
-    ),
-    "ln_final.hook_in": ("final_norm", "n_layers = 0: the embeddings are read out"),
-    "embed_ln.hook_in": ("embed_norm", "the sum of the embeddings is not kept, each of them is"),
-}
+        stands_for["hook_embed"] = "embed_projected"
+    elif a.embed_norm == "norm" and a.norm.kind != "none":
+        stands_for["hook_embed"] = "embed_norm"
+    if a.logit_cap:
+        del stands_for[_UNCAPPED]
+    return stands_for
 
 
 def canonical(name: str, a: Architecture) -> str:
-    """Our name for one given in ours or in TransformerLens's spelling, classic or of its version 3.
+    """Our name for one that is written in our spelling or as TransformerLens's classic name.
 
     In an encoder-decoder `decoder.` may stand before the decoder's names. With one hidden layer `mlp.pre.0` is
     `mlp.pre`, and in a gated MLP TransformerLens's `hook_pre` is the gate.
@@ -461,11 +394,7 @@ def canonical(name: str, a: Architecture) -> str:
     scope = "encoder." if name.startswith("encoder.") else ""
     part = a.encoder if scope and a.encoder is not None else a
     template, layer = _template(name.removeprefix(scope))
-    hooks = module_hooks(part, int(layer) if layer.isdigit() else None)
-    if template in hooks:
-        template = hooks[template]
-    elif template not in _UNNAMED:
-        template = ALIASES.get(template, template)
+    template = classic_names(part).get(template, template)
     if part.mlp.n_hidden == 1:
         template = re.sub(r"\.mlp\.(pre|post)\.0$", r".mlp.\1", template)
     return scope + template.replace("blocks.i.", f"blocks.{layer}.")
@@ -493,43 +422,11 @@ def select(patterns: str | Sequence[str], a: Architecture) -> list[str]:
     return [name for name in known if name in chosen]
 
 
-def symbols() -> dict[str, list[str]]:
-    """Symbol of the source texts -> the rows it stands for; `S4 A` where it is to be one text's."""
-    found: dict[str, list[str]] = {}
-    for r in TABLE:
-        for entry in filter(None, r.symbol.split("; ")):
-            match = re.match(r"^(S\d(?:, S\d)*) (?:\([\d.]+\) |Rem\. [\d.]+ )?(.+)$", entry)
-            if match and not match[2].startswith("figure"):
-                for key in (match[2], *(f"{text} {match[2]}" for text in match[1].split(", "))):
-                    if r.name not in found.setdefault(key, []):
-                        found[key].append(r.name)
-    return found
-
-
-def of_symbol(symbol: str, layer: int | None = None) -> str:
-    """The full name of the tensor that the source texts write `symbol`, in block `layer` where it is one of a block's.
-
-    Raises KeyError where no text, or more than one tensor, has the symbol, and where the layer is missing or too much.
-    """
-    found = symbols().get(symbol, [])
-    if not found:
-        raise KeyError(f"no source text has a symbol {symbol!r}; pellucid.tensor_names.symbols() lists them")
-    if len(found) > 1:
-        raise KeyError(f"{symbol!r} stands for several tensors: choose one of {', '.join(found)}")
-    if found[0].startswith("blocks.i.") == (layer is None):
-        why = "is a tensor of every block: give its layer" if layer is None else "belongs to no block: leave out layer"
-        raise KeyError(f"{symbol!r} {why}")
-    return found[0].replace("blocks.i.", f"blocks.{layer}.")
-
-
 def _why_not(pattern: str, a: Architecture) -> str:
     name = canonical(pattern, a)
     template, layer = _template(name.removeprefix("encoder."))
-    if template in _UNNAMED:
-        norm, why = _UNNAMED[template]
-        why = absent(norm, a, int(layer) if layer.isdigit() else None) or why.replace("blocks.i.", f"blocks.{layer}.")
-        if a.residual_scale != 1 and re.search(r"\.(attn|mlp)\..*hook_out$", template):
-            why = f"residual_scale = {a.residual_scale:g}: a sublayer's output is kept times this factor alone"
+    if template == _UNCAPPED:
+        why = "TransformerLens's stands before the cap (logit_cap), logits after it; as_transformer_lens() holds theirs"
         return f"this architecture has no {pattern!r}: {why}"
     try:
         template = row(re.sub(r"blocks\.\*\.", "blocks.0.", name)).name

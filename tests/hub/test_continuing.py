@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import pellucid
 from pellucid.cli import main
 from pellucid.hub.folder import LoadWarning
-from pellucid.language_model import ModelError, heads_over
+from pellucid.language_model import ModelError
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.options import RecipeError
 from pellucid.text.tokenizers.tokenizer import TokenizerError, learn_tokenizer
@@ -134,7 +134,7 @@ def test_a_model_whose_tokenizer_needs_trust_is_used_with_it(desk, capsys):
     with pytest.raises(TokenizerError, match="pass --trust"):
         pellucid.train(text, out=folder / "new", steps=1, fields=fields)
     pellucid.train(text, out=folder / "new", steps=1, fields=fields, trust=True)
-    assert heads_over(folder / "new", trust=True)
+    assert pellucid.load(folder / "new", trust=True).heads()
     # and one of an n-gram, which can then be mixed with the model
     counting = {"tokenizer": str(given / "tokenizer.json"), "order": 2}
     with pytest.raises(TokenizerError, match="pass --trust"):

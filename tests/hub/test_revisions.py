@@ -1,16 +1,14 @@
-"""A name on the hub has revisions: `load`, `convert`, the commands and `heads_over` open the one that is named.
+"""A name on the hub has revisions: `load`, `convert` and the commands open the one that is named.
 
 The download cache is made by hand, as huggingface_hub lays it out: `refs/NAME` holds the commit of a branch or a tag,
 and `snapshots/COMMIT` its files, which are links into `blobs/`. Nothing is downloaded.
 """
 
-import gc
 import hashlib
 import json
 import os
 import re
 import shutil
-import weakref
 
 import huggingface_hub
 import pytest
@@ -22,7 +20,7 @@ import pellucid
 from pellucid.cli import main
 from pellucid.conversion import convert
 from pellucid.hub.open import download
-from pellucid.language_model import LanguageModel, ModelError, heads_over
+from pellucid.language_model import LanguageModel
 from pellucid.model_names import FolderError
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from pellucid.training_run import train
@@ -186,53 +184,3 @@ def test_a_revision_of_nothing_and_of_a_path_is_refused(cache, tmp_path, shakesp
     with pytest.raises(ValueError, match="is of the model to start from"):
         train("text.txt", revision="step1", steps=1)
     assert not (tmp_path / "new").exists()
-
-
-# A series -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_heads_of_a_series_are_those_of_each_revision(cache):
-    by_revision = heads_over(NAME, revisions=["step1000", "step1"], rows=2)
-    assert list(by_revision) == ["step1000", "step1"]
-    for revision, heads in by_revision.items():
-        alone = pellucid.load(NAME, revision=revision).heads(rows=2)
-        for kind, scores in heads.scores.items():
-            assert torch.equal(scores.nan_to_num(), alone.scores[kind].nan_to_num()), (revision, kind)
-    previous = [heads.scores["previous"] for heads in by_revision.values()]
-    assert not torch.equal(*previous)
-    on_text = heads_over(NAME, revisions=["step1"], text="To be, or not to be", kinds=("entropy",))
-    assert list(on_text["step1"].scores) == ["entropy"]
-
-
-@pytest.mark.slow
-def test_one_model_of_a_series_is_in_memory_at_a_time(cache, monkeypatch):
-    """Each is gone before the next is read, whenever Python collects circles."""
-    from pellucid import language_model
-
-    real, models, alive = language_model.read_network, [], []
-
-    def counted(*given, **options):
-        alive.append(sum(model() is not None for model in models))
-        network = real(*given, **options)
-        models.append(weakref.ref(network))
-        return network
-
-    monkeypatch.setattr(language_model, "read_network", counted)
-    gc.disable()
-    try:
-        heads_over(NAME, revisions=["step1", "step1000", "main"], rows=1)
-    finally:
-        gc.enable()
-    assert alive == [0, 0, 0]
-
-
-def test_steps_are_of_runs_and_revisions_of_names(cache, tmp_path, shakespeare):
-    (tmp_path / "text.txt").write_text(shakespeare[:5_000])
-    fields = {"n_layers": 1, "n_heads": 2, "d_model": 16, "n_ctx": 16, "batch": 2, "tokenizer": "char"}
-    run = train(tmp_path / "text.txt", out=tmp_path / "run", steps=2, fields=fields)
-    assert list(heads_over(run.path, steps=[2], rows=1)) == [2]
-    wrong = [(run.path, {"revisions": ["step1"]}), (NAME, {"steps": [1]}), (NAME, {}), (NAME, {"revisions": "step1"})]
-    for model, given in [*wrong, (NAME, {"revisions": ["step1"], "steps": [1]})]:
-        with pytest.raises(ModelError, match="a run takes steps, and a name on the Hugging Face hub takes a list of"):
-            heads_over(model, **given)

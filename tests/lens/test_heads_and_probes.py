@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from drawing import architectures, difference, make_network
 from pellucid import edits as change
 from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
-from pellucid.language_model import LanguageModel, heads_over
+from pellucid.language_model import LanguageModel
 from pellucid.lens import Circuits, Head, InputError, trace
 from pellucid.lens.analysis.heads import KINDS, HeadScore, detect_heads, head_scores, repeated_tokens
 from pellucid.lens.analysis.steering import activations, direction, equal_rows, fit_probe, mean_activation
 from pellucid.model import Transformer
 from pellucid.tensor_names import axes, names
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
-from pellucid.training_run import train
 from running import any_architectures, draw_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=12, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})
@@ -134,18 +133,6 @@ def test_repeated_tokens():
     assert torch.equal(tokens[:, :5], tokens[:, 5:])
     assert all(len(set(row[:5].tolist())) == 5 for row in tokens)
     assert not torch.equal(tokens, repeated_tokens(11, 3, 5, 1))
-
-
-def test_heads_over_the_checkpoints_of_a_run(tmp_path, shakespeare):
-    (tmp_path / "text.txt").write_text(shakespeare[:20_000])
-    fields = {"n_layers": 1, "n_heads": 2, "d_model": 16, "n_ctx": 16, "batch": 2, "tokenizer": "char"}
-    fields |= {"checkpoint_every": 2}
-    run = train(tmp_path / "text.txt", out=tmp_path / "run", steps=4, fields=fields)
-    found = heads_over(run.path, rows=2)
-    assert list(found)[-1] == 4
-    assert len(found) >= 2
-    scores = [heads.scores["previous"] for heads in found.values()]
-    assert not torch.equal(scores[0], scores[-1])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The names table: what exists, what is selected, and why something is not there."""
 
 import dataclasses
-import re
 
 import pytest
 from hypothesis import given, settings
@@ -17,12 +16,9 @@ from pellucid.tensor_names import (
     axis_sizes,
     canonical,
     is_stream,
-    module_hooks,
     names,
-    of_symbol,
     row,
     select,
-    symbols,
     writers,
 )  # fmt: skip
 from running import any_architectures, with_encoder
@@ -145,66 +141,11 @@ def test_select_takes_patterns_and_keeps_the_order_of_computation():
         ("blocks.0.mlp.post.0", "blocks.0.mlp.post"),
         ("ln_final.hook_normalized", "final_norm.normalized"),
         ("blocks.*.attn.hook_z", "blocks.*.attn.z"),
-        ("embed.hook_out", "embed"),
-        ("blocks.1.hook_in", "blocks.1.resid_pre"),
-        ("blocks.1.hook_out", "blocks.1.resid_post"),
-        ("blocks.0.attn.q.hook_out", "blocks.0.attn.q"),
-        ("blocks.*.attn.o.hook_in", "blocks.*.attn.z"),
-        ("blocks.1.ln2.hook_in", "blocks.1.resid_mid"),
-        ("blocks.1.mlp.in.hook_out", "blocks.1.mlp.pre"),
-        ("ln_final.hook_in", "blocks.1.resid_post"),
-        ("unembed.hook_in", "final_norm"),
     ],
 )
 def test_other_spellings_stand_for_ours(alias, ours):
     assert canonical(alias, A) == ours
     assert select(alias, A) == select(ours, A)
-
-
-@pytest.mark.parametrize(
-    ("changes", "attention", "mlp"),
-    [
-        ({}, "norm_1", "norm_2"),
-        ({"block": "parallel"}, "norm_1", "norm_2"),
-        ({"block": "shared"}, "norm_1", "norm_1"),
-        ({"block": "post"}, "resid_pre", "norm_1"),
-        ({"block": "inner"}, "resid_pre", "resid_mid"),
-        ({"norm.kind": "none"}, "resid_pre", "resid_mid"),
-        ({"norm.kind": "none", "block": "parallel"}, "resid_pre", "resid_pre"),
-    ],
-)
-def test_what_a_module_reads_depends_on_the_block(changes, attention, mlp):
-    a = A.with_fields(changes)
-    assert canonical("blocks.1.attn.hook_in", a) == canonical("blocks.1.attn.k.hook_in", a) == f"blocks.1.{attention}"
-    assert canonical("blocks.1.mlp.hook_in", a) == f"blocks.1.{mlp}"
-
-
-@settings(max_examples=40)
-@given(any_architectures())
-def test_every_module_hook_stands_for_a_tensor_or_says_why_not(a):
-    """Of encoder-decoders too: there the MLP reads what comes behind cross-attention."""
-    for template in module_hooks(a):
-        name = template.replace("blocks.i.", "blocks.0.")
-        if canonical(name, a) in names(a):
-            assert select(name, a) == [canonical(name, a)]
-        else:
-            with pytest.raises(KeyError, match=f"this architecture has no '{re.escape(name)}': "):
-                select(name, a)
-    if a.encoder is not None:
-        of_rows = not a.d_embed or a.embed_projection == "sum"
-        assert (canonical("encoder.embed.hook_out", a) == "encoder.embed") == of_rows
-        assert select("encoder.blocks.0.hook_in", a) == ["encoder.blocks.0.resid_pre"]
-        reads = select("blocks.0.mlp.hook_in", a)[0].removeprefix("blocks.0.")
-        behind = "norm_cross" if a.block == "post" else "norm_2"
-        assert reads == ("resid_cross" if a.norm.kind == "none" else behind)
-
-
-def test_what_a_projection_reads_has_no_name():
-    a = A.with_fields({"d_embed": 3})
-    for name, why in (("embed.hook_out", "before their projection"), ("unembed.hook_in", "its last linear map reads")):
-        with pytest.raises(KeyError, match=f"this architecture has no '{name}': .*{why}"):
-            select(name, a)
-    assert select("hook_embed", a) == ["embed"]
 
 
 def test_in_a_gated_mlp_the_other_tool_s_pre_is_the_gate():
@@ -283,14 +224,7 @@ def test_the_first_block_may_lack_its_first_norm():
     a = A.with_fields({"first_norm": "none"})
     assert not [name for name in names(a) if name.startswith("blocks.0.norm_1")]
     assert select("blocks.*.norm_1", a) == ["blocks.1.norm_1"]
-    assert canonical("blocks.0.attn.hook_in", a) == "blocks.0.resid_pre"
-    assert canonical("blocks.1.attn.hook_in", a) == "blocks.1.norm_1"
-    shared = a.with_fields({"block": "shared"})
-    assert [canonical(f"blocks.{layer}.mlp.hook_in", shared) for layer in (0, 1)] == [
-        "blocks.0.resid_pre",
-        "blocks.1.norm_1",
-    ]
-    for name in ("blocks.0.norm_1", "blocks.0.ln1.hook_out", "blocks.0.ln1.hook_in"):
+    for name in ("blocks.0.norm_1", "blocks.0.ln1.hook_out"):
         with pytest.raises(KeyError, match=r"first_norm = none: block 0 has no such norm"):
             select(name, a)
 
@@ -311,21 +245,6 @@ def test_the_projected_sum_of_the_embeddings_is_what_they_add_to_the_stream():
     assert absent("embed_projected", A) == "embed_projection = tokens"
 
 
-def test_the_norm_before_attention_has_a_name_of_what_it_reads():
-    assert module_hooks(A)["blocks.i.ln1.hook_in"] == "blocks.i.resid_pre"
-    assert module_hooks(A.with_fields({"block": "post"}))["blocks.i.ln1.hook_in"] == "blocks.i.resid_mid"
-    assert "blocks.i.ln1.hook_in" not in module_hooks(A.with_fields({"norm.kind": "none"}))
-
-
-def test_only_what_a_text_writes_as_a_symbol_is_one():
-    """A figure of a text is no symbol, and a symbol of several tensors, or of none, is refused."""
-    assert "A" in symbols()
-    assert not [symbol for symbol in symbols() if "figure" in symbol]
-    assert of_symbol("A", 3) == "blocks.3.attn.pattern"
-    with pytest.raises(KeyError, match="no source text has a symbol"):
-        of_symbol("figure (Vaswani)")
-
-
 def test_numbered_layers_of_an_mlp_stay_numbered_where_there_are_two():
     one, two = (
         Architecture(n_vocab=5, n_ctx=4, d_model=4, n_layers=1).with_fields({"mlp.n_hidden": n}) for n in (1, 2)
@@ -334,7 +253,7 @@ def test_numbered_layers_of_an_mlp_stay_numbered_where_there_are_two():
     assert canonical("blocks.0.mlp.pre.0", one) == "blocks.0.mlp.pre"
 
 
-def test_without_norms_nothing_goes_into_the_last_one():
-    a = Architecture(n_vocab=5, n_ctx=4, d_model=4, n_layers=1).with_fields({"norm.kind": "none"})
-    with pytest.raises(KeyError):
-        select("ln_final.hook_in", a)
+def test_without_a_norm_behind_the_embeddings_their_name_is_that_of_the_tokens():
+    a = A.with_fields({"embed_norm": "norm"})
+    assert canonical("hook_embed", a) == "embed_norm"
+    assert canonical("hook_embed", a.with_fields({"norm.kind": "none", "embed_norm": "none"})) == "embed"

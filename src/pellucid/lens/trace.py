@@ -24,9 +24,9 @@ from pellucid.text.tokenizers.base import Tokenizer
 class Trace(Recording):
     """The tensors of one forward pass, and the analyses of them. `trace[name]` is a tensor, with a batch axis first.
 
-        t["blocks.5.attn.pattern"]   t[5].attn.pattern   t["A", 5]   t["blocks.5.attn.hook_pattern"]
+        t["blocks.5.attn.pattern"]   t[5].attn.pattern   t["blocks.5.attn.hook_pattern"]
 
-    are one tensor: by its name, by its block, by the symbol in the source texts, and by TransformerLens's classic name.
+    are one tensor: by its name, by its block, and by TransformerLens's classic name.
     The inputs of all blocks are kept, and so is every tensor named in `keep`. Any other tensor is recomputed from them
     when it is read, which costs the time of one block. A name that the architecture lacks raises KeyError with the
     reason.

@@ -109,8 +109,9 @@ def heads_forming(session: Session, body: HeadsBody) -> Iterator[dict[str, Any]]
         )
     about, text = session.opened.provenance, "" if body.text is None else f", text={body.text!r}"
     trusted = f", trust={about['trust']!r}" if about.get("trust") else ""
-    call = f"heads_over({str(Path(str(about.get('folder'))).absolute())!r}{text}{trusted})"
-    code = f"from pellucid.language_model import heads_over\n\n{call}  # by step\n"
+    run = str(Path(str(about.get("folder"))).absolute())
+    call = f"pellucid.load({run!r}, checkpoint=str(step){trusted}).heads({text.removeprefix(', ')})"
+    code = f"import pellucid\n\nheads = {{step: {call} for step in {steps}}}\n"
     yield {
         "kind": "start",
         "steps": steps or [None],

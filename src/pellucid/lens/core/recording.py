@@ -27,7 +27,7 @@ from pellucid.lens.core.interventions import (
 )
 from pellucid.model import Recorder, Tap, Transformer
 from pellucid.model.fingerprint import Fingerprint, checksum
-from pellucid.tensor_names import TEMPLATES_BEFORE, canonical, names, of_symbol, select
+from pellucid.tensor_names import TEMPLATES_BEFORE, canonical, names, select
 from pellucid.text.tokenizers.base import Tokenizer
 
 #: tensors that are computed from the logits: softmax, and -log P of the next token
@@ -39,18 +39,7 @@ class TraceError(RuntimeError):
 
 
 class Recording(InputView):
-    """The tensors of one forward pass. `recording[name]` is a tensor, with a batch axis first.
-
-        t["blocks.5.attn.pattern"]   t[5].attn.pattern   t["A", 5]   t["blocks.5.attn.hook_pattern"]
-
-    are one tensor: by its name, by its block, by the symbol in the source texts, and by TransformerLens's classic name.
-    The inputs of all blocks are kept, and so is every tensor named in `keep`. Any other tensor is recomputed from them
-    when it is read, which costs the time of one block. A name that the architecture lacks raises KeyError with the
-    reason.
-
-    What is read is a copy, and nothing that is done later changes it: where the weights have changed since, whatever
-    needs them raises TraceError. With grad=True kept tensors are those of the graph, which raise it once they were
-    changed in place.
+    """The tensors of one forward pass, by name; `pellucid.lens.Trace`, which adds the analyses, says how to read them.
 
     inputs   the input of the pass; `tokens` shows it
     edits    the edits, each resolved to one full name
@@ -152,8 +141,8 @@ class Recording(InputView):
     @overload
     def __getitem__(self, key: int) -> "BlockTensors": ...
     @overload
-    def __getitem__(self, key: str | tuple[str, int]) -> Tensor: ...
-    def __getitem__(self, key: str | int | tuple[str, int]) -> "Tensor | BlockTensors":
+    def __getitem__(self, key: str) -> Tensor: ...
+    def __getitem__(self, key: str | int) -> "Tensor | BlockTensors":
         if isinstance(key, int):
             if not 0 <= key < self.architecture.n_layers:
                 raise KeyError(f"block {key}: the architecture has {self.architecture.n_layers}, numbered from 0")
@@ -172,19 +161,11 @@ class Recording(InputView):
             raise TraceError(f"{name} of this trace was changed in place: trace again, and change a clone()")
         return x if self.grad else x.clone()
 
-    def full_name(self, key: str | tuple[str, int]) -> str:
+    def full_name(self, key: str) -> str:
         """The full name of the one tensor that `key` names. Raises KeyError with the reason where there is none."""
-        if isinstance(key, tuple):
-            return self.full_name(of_symbol(*key))
         if key in DERIVED or key in self._kept:
             return key
-        try:
-            chosen = select(key, self.architecture)
-        except KeyError as error:
-            template = of_symbol_or_none(key)
-            if template is None:
-                raise error from None
-            return self.full_name(template)
+        chosen = select(key, self.architecture)
         if len(chosen) != 1:
             raise KeyError(f"{key!r} stands for {len(chosen)} tensors: tensors({key!r}) gives all of them by name")
         return chosen[0]
@@ -366,16 +347,6 @@ def _checksums(inputs: Inputs) -> list[int]:
     tensors = [inputs.tokens, inputs.mask, inputs.segments]
     own = [0 if x is None else checksum(x) for x in tensors]
     return own if inputs.source is None else own + _checksums(inputs.source)
-
-
-def of_symbol_or_none(symbol: str) -> str | None:
-    """The tensor outside the blocks with this symbol in the source texts, None where there is none."""
-    try:
-        return of_symbol(symbol)
-    except KeyError as error:
-        if "no source text" in error.args[0]:
-            return None
-        raise
 
 
 def _segment(name: str) -> str:
