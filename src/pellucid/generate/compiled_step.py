@@ -65,7 +65,7 @@ OPERATIONS = (Norm, Product, Append, Attention, Activation, Addition)
 
 
 class Operation(ctypes.Structure):
-    """What is computed, and whether threads wait for each other behind it."""
+    """What is computed, and whether threads wait for each other after it."""
 
     _fields_ = (("kind", ctypes.c_int32), ("waits", ctypes.c_int32), ("what", ctypes.c_void_p))
 
@@ -82,7 +82,7 @@ class Program:
         self.architecture, self.rotary_table = network.architecture, network.rotary_table
         self.operations: list[Any] = []
         self.waits: list[bool] = []
-        #: what the addresses belong to
+        #: the tensors that the addresses point into
         self.tensors: list[Tensor] = []
         self.vectors: dict[str, Tensor] = {}
         self.x = self.vector("stream", self.architecture.d_model)
@@ -111,8 +111,10 @@ class Program:
         )
         self.waits.append(True)
 
-    def follow_at_once(self, n: int) -> None:
-        """The next operation reads of the last one's n results what the same thread computed: nobody waits."""
+    def skip_barrier(self, n: int) -> None:
+        """Let threads go on to the next operation without waiting for each other, where each reads only what it has
+        computed of the last operation's n results.
+        """
         last = self.operations[-1]
         self.waits[-1] = not (isinstance(last, Product) and last.n_out == n and last.x != self.x.data_ptr())
 
@@ -238,7 +240,7 @@ class Program:
 
     def add_to_stream(self, y: Tensor, scaled: nn.Module) -> None:
         """x += c y"""
-        self.follow_at_once(len(self.x))
+        self.skip_barrier(len(self.x))
         self.add(Addition, x=self.x, y=y, n=len(y), c=scaled.c if isinstance(scaled, Times) else 1.0)
 
 
@@ -373,7 +375,7 @@ def check_compilable(network: Transformer) -> None:
 
 
 class CompiledReader(CachedReader):
-    """A cached reader of one text: prompts and moved windows are read as ever, further tokens by a compiled step."""
+    """Reads one text: further tokens by a compiled step, prompts and moved windows as `CachedReader` does."""
 
     def __init__(self, network: Transformer, longest: int, step: CompiledStep):
         super().__init__(network, longest)

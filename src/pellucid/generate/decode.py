@@ -182,7 +182,7 @@ def check_counts(network: Transformer, max_tokens: int, n_allowed: int | None) -
 
 
 def check_prompt(prompt: Sequence[int], n: int, n_vocab: int) -> tuple[int, ...]:
-    """The ids of prompt number n as integers, after checking that the vocabulary has them all."""
+    """The ids of prompt `n` as integers, after checking that the vocabulary has them all."""
     ids = tuple(operator.index(i) for i in prompt)
     if not ids:
         raise GenerationError(f"prompt {n} is empty: to start without text, pass the separator's id")

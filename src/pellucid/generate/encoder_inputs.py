@@ -23,7 +23,7 @@ class NoSources:
 class Sources(NoSources):
     """The encoder's output for the source of each prompt, computed in one pass.
 
-    Shorter sources are padded on the right, and nobody reads the padding.
+    Shorter sources are padded on the right, and a mask hides the padding.
     """
 
     def __init__(self, network: Transformer, sources: Sequence[Sequence[int]], tap: Tap = OFF):

@@ -35,7 +35,7 @@ def window_start(n_prompt: int, n_tokens: int, n_ctx: int) -> int:
 
 @dataclass(eq=False)
 class SequenceState:
-    """One text that is being generated: sample number `sample` of prompt number `prompt`."""
+    """One text that is being generated: sample `sample` of prompt `prompt`, both counted from 0."""
 
     prompt: int
     sample: int
@@ -72,8 +72,8 @@ class TapFactory:
     ) -> Tap:
         """The tap of a call that computes the last `n_queries` of `width` columns of rows that are padded on the left.
 
-        Row r belongs to prompt number prompts[r]; its last lengths[r] columns hold the tokens of its text from
-        number starts[r] on, counted from the first token that was ever read.
+        Row r belongs to prompt `prompts[r]`; its last `lengths[r]` columns hold the tokens of its text from
+        `starts[r]` on, counted from the first token that was ever read.
         """
         return OFF
 
@@ -146,12 +146,12 @@ class CachedReader:
             return self.fill(self.cache, windows, prefixes, prompts)
         self.make_room([len(new[r]) - 1 if r in moved else length for r, length in enumerate(self.lengths)])
         # a row that is about to be read again takes position 0 here, and its result is discarded
-        places = [0 if r in moved else n for r, n in enumerate(self.lengths)]
-        logits = self.step([tokens[-1] for tokens in new], places, prompts)
+        positions = [0 if r in moved else n for r, n in enumerate(self.lengths)]
+        logits = self.step([tokens[-1] for tokens in new], positions, prompts)
         self.lengths = [len(tokens) for tokens in new]
         if moved:
-            some = [windows[r] for r in moved], [prefixes[r] for r in moved], [prompts[r] for r in moved]
-            logits[moved] = self.reread(moved, *some)
+            of_moved = [windows[r] for r in moved], [prefixes[r] for r in moved], [prompts[r] for r in moved]
+            logits[moved] = self.reread(moved, *of_moved)
         return logits
 
     def select(self, rows: Sequence[int]) -> None:
@@ -182,11 +182,11 @@ class CachedReader:
         given["tap"] = self.taps.of(prompts, [start for start, _ in windows], lengths, width, width)
         return last_logits(self.network, tokens, positions=positions, mask=mask, cache=cache, **given)
 
-    def step(self, tokens: Sequence[int], places: Sequence[int], prompts: Sequence[int]) -> NextLogits:
+    def step(self, tokens: Sequence[int], new_positions: Sequence[int], prompts: Sequence[int]) -> NextLogits:
         """Read one more token of every row, at these positions."""
         assert self.cache is not None
         device, width = self.cache.store.device, self.cache.length
-        positions = torch.tensor([[place] for place in places], device=device)
+        positions = torch.tensor([[position] for position in new_positions], device=device)
         mask = None
         if any(n < width for n in self.lengths):
             starts = torch.tensor([width - n for n in self.lengths], device=device)
@@ -234,8 +234,8 @@ def visible_keys(lengths: Sequence[int], prefixes: Sequence[int], device: torch.
     width = max(lengths)
     if min(lengths) == width and not any(prefixes):
         return None
-    place = torch.arange(width, device=device)
-    i, j = place[:, None], place
+    j = torch.arange(width, device=device)
+    i = j[:, None]
     starts = torch.tensor([width - n for n in lengths], device=device)[:, None, None]
     ends = starts + torch.tensor(list(prefixes), device=device)[:, None, None]
     return ((j >= starts) & ((j <= i) | (j < ends))) | (i == j)

@@ -52,7 +52,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class TextPiece:
-    """A piece of one text: of prompt number `prompt`, sample number `sample`; the last one carries the result.
+    """A piece of one text: of sample `sample` of prompt `prompt`, from 0; the last piece carries the result.
 
     The pieces of a text, joined, are exactly `result.text`; none of them ends inside a character.
     """
