@@ -102,7 +102,7 @@ def rows() -> list[str]:
     lines = []
     for name, family in FAMILIES.items():
         words = ", ".join(f"{field} = {word}" for field, word in own_words(family)) or "none"
-        directions = ONE_WAY if any(row.unread for row in family.rows) else "both"
+        directions = ONE_WAY if any(row.position_offset for row in family.rows) else "both"
         lines.append(f"| {name} | {family.model_class} | {words} | {directions} |")
     return lines
 

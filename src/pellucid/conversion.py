@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pellucid.adapters import family_of_base, open_base, write_run_adapter
 from pellucid.architecture import Architecture
-from pellucid.destination import check_destination, written_aside
+from pellucid.destination import atomic_output, check_destination
 from pellucid.hub import transformers_bridge as source
 from pellucid.hub.card import write_card
 from pellucid.hub.families import FAMILIES, FamilyError, config_of, each_to_ours, each_to_theirs
@@ -24,7 +24,7 @@ from pellucid.hub.gguf import from_gguf as gguf_to_ours
 from pellucid.hub.gguf import gguf_architecture, notes_on_gguf_tokenizer, notes_on_gguf_weights, read_gguf, write_gguf
 from pellucid.hub.open import find_folder, open_folder, read_network
 from pellucid.hub.own_code import MODEL_TYPE, PREFIX, model_class, write_code
-from pellucid.hub.peft import Changed, read_adapter
+from pellucid.hub.peft import MergedTensors, read_adapter
 from pellucid.hub.standalone import write_loader
 from pellucid.hub.tables import Family
 from pellucid.hub.text_towers import text_model_name
@@ -193,7 +193,7 @@ def convert(
         gguf_architecture(model.architecture)  # raises FamilyError with the option that is in the way
     progress("writing the weights", 0, 0)
     left_out = sentences_on_conversion(model, layout, weights, compare)
-    with written_aside(destination, single_file=layout == "gguf") as folder:
+    with atomic_output(destination, single_file=layout == "gguf") as folder:
         n_bytes, parity = WRITERS[layout](model, folder, request)
         exported_family, written = request.exported(model) if layout == "huggingface" else (None, model)
         code = layout == "huggingface" and exported_family is None
@@ -486,7 +486,7 @@ def to_adapter(model: SourceModel, folder: Path, request: Request) -> tuple[int,
         text_model_name(module): change for module, change in read_adapter(folder, read_object(folder, ADAPTER)).items()
     }
     theirs = dict(each_to_theirs(base, a, family)) if family else base
-    merged = Changed(theirs, changes, family, a)
+    merged = MergedTensors(theirs, changes, family, a)
     ours = each_to_ours(merged, config_of(a, family), family) if family else merged.items()
     network = read_network(a, ours, probe.dtype)
     expected = our_logits(model.network(probe.dtype), probe)

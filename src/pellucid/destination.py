@@ -60,7 +60,7 @@ def name_aside(name: str) -> str:
 
 
 @contextmanager
-def written_aside(destination: Path, *, single_file: bool = False) -> Iterator[Path]:
+def atomic_output(destination: Path, *, single_file: bool = False) -> Iterator[Path]:
     """A folder that gets the destination's name in one rename if the block succeeds, and is removed otherwise.
 
     With `single_file`, the file of the destination's name in the folder gets it instead. Raises DestinationError where

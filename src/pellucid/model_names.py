@@ -34,9 +34,7 @@ def check_revision(path: Path, revision: str | None) -> None:
     instead = "leave it out"
     if (path / "recipe.json").exists():
         instead = "a run has checkpoints: give the step as checkpoint"
-    raise FolderError(
-        f"revision {revision} applies to a name on the Hugging Face hub, but {path} is a path here: {instead}"
-    )
+    raise FolderError(f"revision {revision} needs a name on the Hugging Face hub, but {path} is a path here: {instead}")
 
 
 def check_checkpoint(path: Path, checkpoint: str, is_given: bool = False) -> None:
@@ -45,6 +43,6 @@ def check_checkpoint(path: Path, checkpoint: str, is_given: bool = False) -> Non
     """
     if (is_given or checkpoint != "best") and not (path / "recipe.json").exists():
         raise FolderError(
-            f"checkpoint {checkpoint} applies to a run, but {path} is not a run: leave it out; a name on the Hugging "
+            f"checkpoint {checkpoint} needs a run, but {path} is not a run: leave it out; a name on the Hugging "
             "Face hub has revisions"
         )

@@ -13,7 +13,7 @@ from pellucid.architecture import Architecture
 from pellucid.hub.families import parameter_shapes
 from pellucid.hub.folder import Folder, LoadWarning
 from pellucid.hub.open import checked_parameters, find_folder, open_folder
-from pellucid.hub.peft import Changed
+from pellucid.hub.peft import MergedTensors
 from pellucid.hub.shards import RELEASED_AFTER
 from pellucid.model.weights import (
     StoredWeights,
@@ -181,5 +181,5 @@ def base_weights(recipe: Recipe, trust: Trust = False) -> StoredWeights:
 def _readings(folder: Folder) -> Iterator[StoredWeights]:
     """The weights of an open folder, and those of an adapter as the runs of earlier versions read them, too."""
     yield folder_weights(folder)
-    if isinstance(folder.shards, Changed):
+    if isinstance(folder.shards, MergedTensors):
         yield folder_weights(replace(folder, shards=folder.shards.as_rounded()))

@@ -15,7 +15,7 @@ import pellucid
 from pellucid.cli.commands import GeneratingModelOptions, SamplingOptions, WritingModelOptions, score_command
 from pellucid.cli.options import CheckpointOptions, OptionError, check_arguments
 from pellucid.conversion import convert
-from pellucid.destination import DestinationError, check_destination, written_aside
+from pellucid.destination import DestinationError, atomic_output, check_destination
 from pellucid.generate.choose_reader import Compile, Weights
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.sampling import Sampling
@@ -48,8 +48,8 @@ WRONG = {
     "score runs/new text": "nothing is there",
     "fill run to-be": "to-be: expected a text with [MASK] in it",
     "fill run [MASK] --top 0": "--top 0: expected",
-    "generate run --checkpoint 12": "checkpoint 12 applies to a run, but run is not a run: leave it out",
-    "generate run --checkpoint best": "checkpoint best applies to a run, but run is not a run",
+    "generate run --checkpoint 12": "checkpoint 12 needs a run, but run is not a run: leave it out",
+    "generate run --checkpoint best": "checkpoint best needs a run, but run is not a run",
     "generate run --temperature 0 --top-k 5": "--temperature 0 always takes the likeliest token: leave out --top-k",
     "generate run --temperature 0.0 --top_p=1": "takes the likeliest token: leave out --top-p",
     "generate run --min-p 0 --temperature 0": "takes the likeliest token: leave out --min-p",
@@ -63,11 +63,11 @@ WRONG = {
     "inspect run prompt -o a.html --out b.html": "--out is given 2 times: give it once",
     "verify run --tensors --json": "--json prints every tensor: leave out --tensors",
     "look --device auto": "the model that is shown without a MODEL is always the same: leave out --device",
-    "score gpt2 text --checkpoint last": "checkpoint last applies to a run, but gpt2 is not a run",
-    "fill run [MASK] --checkpoint last": "applies to a run",
-    "verify run --checkpoint last": "applies to a run",
-    "inspect run prompt --checkpoint last": "applies to a run",
-    "convert run new --checkpoint last": "applies to a run",
+    "score gpt2 text --checkpoint last": "checkpoint last needs a run, but gpt2 is not a run",
+    "fill run [MASK] --checkpoint last": "needs a run",
+    "verify run --checkpoint last": "needs a run",
+    "inspect run prompt --checkpoint last": "needs a run",
+    "convert run new --checkpoint last": "needs a run",
     "verify run --checkpoint x": "--checkpoint x: expected",
     "verify /new": "nothing is there",
     "inspect run prompt --out text/page.html": "--out text/page.html cannot be written: text is not a folder",
@@ -114,7 +114,7 @@ WRONG = {
     "train text --device cpu --set device=cpu": "train.device is given twice",
     "train text --set steps=3 --set train.steps=4": "the length is given twice",
     "train text --field a --field b": "--field is given 2 times: give it once",
-    "train text --trust all": "--trust applies to --from, --resume, --recipe and --tokenizer PATH, and none is given",
+    "train text --trust all": "--trust needs one of --from, --resume, --recipe and --tokenizer PATH, and none is given",
     "train text --oversubscribe": "--oversubscribe needs --processes of 2 or more: leave out --oversubscribe",
     "train text --oversubscribe --processes 1": "--oversubscribe needs --processes of 2 or more",
     "train text --set mask_share=0.15": "train.mask_share = 0.15 goes with train.objective = masked",
@@ -128,10 +128,10 @@ WRONG = {
     "tokenizer train text --out text": "cannot be written",
     "tokenizer train text --out new --vocabulary 0": "--vocabulary 0: expected",
     "tokenizer train text --out new --sample 0": "--sample 0.0: expected a share above 0",
-    "tokenizer train text --out new --kind char --vocabulary 9": "--vocabulary 9 applies to --kind bpe or word",
-    "tokenizer train text --out new --kind word --pattern gpt4": "--pattern gpt4 applies to --kind bpe, not word",
-    "tokenizer train text --out new --kind byte --sample 0.5": "--sample 0.5 applies to --kind bpe or word, not byte",
-    "tokenizer train text --out new --kind char --pattern gpt2": "--pattern gpt2 applies to --kind bpe, not char",
+    "tokenizer train text --out new --kind char --vocabulary 9": "--vocabulary 9 needs --kind bpe or word",
+    "tokenizer train text --out new --kind word --pattern gpt4": "--pattern gpt4 needs --kind bpe, not word",
+    "tokenizer train text --out new --kind byte --sample 0.5": "--sample 0.5 needs --kind bpe or word, not byte",
+    "tokenizer train text --out new --kind char --pattern gpt2": "--pattern gpt2 needs --kind bpe, not char",
     "tokenizer show text --field x": "no text was named, and nothing is read: leave out --field",
     "tokenizer encode new": "new: expected a file",
     "tokenizer decode run -- -4": "-4: expected a number from 0 on",
@@ -266,7 +266,7 @@ def test_a_folder_without_permission(tmp_path, monkeypatch):
 def test_what_a_process_of_the_same_number_left_over_is_not_in_the_way(tmp_path):
     """In a container each of them may have the number 1."""
     (tmp_path / f".out.writing-{os.getpid()}").mkdir()
-    with written_aside(tmp_path / "out") as aside:
+    with atomic_output(tmp_path / "out") as aside:
         (aside / "file").write_text("whole")
     assert (tmp_path / "out" / "file").read_text() == "whole"
 

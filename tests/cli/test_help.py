@@ -70,7 +70,7 @@ def test_examples_are_commands(command, monkeypatch):
     def only_parsed(function):
         return functools.wraps(function)(lambda *given, **named: lambda: parsed.append(named) or 0)
 
-    monkeypatch.setattr(cli, "deferred", only_parsed)
+    monkeypatch.setattr(cli, "bind_arguments", only_parsed)
     for example in examples_of(COMMANDS[command]):
         program, *words = shlex.split(re.sub(r" [<>] .*", "", example))
         assert program == "pellucid"

@@ -135,7 +135,7 @@ def test_without_an_answer_the_folder_has_no_weights(hub, monkeypatch):
 def test_only_runs_have_checkpoints(hub, tmp_path):
     for asked in (NAME, hub.repository):
         for open_ in (pellucid.load, lambda model, **given: convert(model, "new", **given)):
-            with pytest.raises(FolderError, match=r"checkpoint 500 applies to a run, but .* is not a run: leave"):
+            with pytest.raises(FolderError, match=r"checkpoint 500 needs a run, but .* is not a run: leave"):
                 open_(asked, checkpoint="500")
     assert hub.downloaded == []
     assert not (tmp_path / "new").exists()

@@ -11,7 +11,7 @@ from their_folders import write_theirs
 
 import pellucid
 from pellucid.hub.open import open_folder
-from pellucid.hub.peft import CONFIG, TENSORS, Change, write_adapter
+from pellucid.hub.peft import CONFIG, TENSORS, LoraDelta, write_adapter
 from pellucid.model_names import FolderError
 from pellucid.runs.options import RecipeError
 from pellucid.starting_model import base_weights, fingerprint
@@ -88,7 +88,9 @@ HOSTILE = {
 def sound(tmp_path_factory, shakespeare):
     folder = tmp_path_factory.mktemp("adapters")
     base = write_theirs(folder / "base", "gpt2", learn_tokenizer("bpe", [shakespeare[:5000]], 280))
-    write_adapter(folder / "adapter", {MODULE: Change(torch.ones(2, 32), torch.ones(96, 2), 0.5, True)}, 2, str(base))
+    write_adapter(
+        folder / "adapter", {MODULE: LoraDelta(torch.ones(2, 32), torch.ones(96, 2), 0.5, True)}, 2, str(base)
+    )
     return folder / "adapter"
 
 
@@ -203,7 +205,7 @@ def test_a_router_is_known_by_the_name_that_transformers_gives_it(tmp_path):
     """In memory Mixtral's blocks are called mlp, in files block_sparse_moe."""
     tokenizer = learn_tokenizer("byte", [""])
     base = write_theirs(tmp_path / "base", "mixtral", tokenizer)
-    router = {"model.layers.0.mlp.gate": Change(torch.ones(2, 32), torch.ones(5, 2), 0.5)}
+    router = {"model.layers.0.mlp.gate": LoraDelta(torch.ones(2, 32), torch.ones(5, 2), 0.5)}
     write_adapter(tmp_path / "adapter", router, 2, str(base))
     config(target_modules=[], target_parameters=["gate.weight"])(tmp_path / "adapter")
     name = "blocks.0.mlp.router.weight"

@@ -101,7 +101,7 @@ def test_the_name_of_the_revision_reaches_the_download(monkeypatch):
 
 @pytest.mark.parametrize("open_", [pellucid.load, lambda path, **given: convert(path, "new", **given)])
 def test_a_path_of_this_machine_has_no_revisions(open_, cache, tmp_path):
-    with pytest.raises(FolderError, match=r"revision step1 applies to a name on the Hugging Face hub, but .* leave"):
+    with pytest.raises(FolderError, match=r"revision step1 needs a name on the Hugging Face hub, but .* leave"):
         open_(tmp_path / "written" / "step1", revision="step1")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.json").write_text("{}")
@@ -154,7 +154,7 @@ def test_every_command_that_opens_a_model_has_the_option(capfd):
 def test_a_command_refuses_the_revision_of_a_path(command, cache, tmp_path, capfd):
     name, *destination = command.split()
     assert main([name, str(tmp_path / "written" / "step1"), *destination, "--revision", "step1"]) == 2
-    assert "revision step1 applies to a name on the Hugging Face hub" in capfd.readouterr().err
+    assert "revision step1 needs a name on the Hugging Face hub" in capfd.readouterr().err
 
 
 def test_training_starts_from_a_revision_and_its_adapters_name_it(cache, tmp_path, shakespeare):
@@ -180,7 +180,7 @@ def test_a_revision_of_nothing_and_of_a_path_is_refused(cache, tmp_path, shakesp
     assert "--revision step1 is of the model to start from: give --from" in capfd.readouterr().err
     path = str(tmp_path / "written" / "step1")
     assert main(["train", "text.txt", "--from", path, "--revision", "step1", "--steps", "1", "--out", "new"]) == 2
-    assert "applies to a name on the Hugging Face hub" in capfd.readouterr().err
+    assert "needs a name on the Hugging Face hub" in capfd.readouterr().err
     with pytest.raises(ValueError, match="is of the model to start from"):
         train("text.txt", revision="step1", steps=1)
     assert not (tmp_path / "new").exists()

@@ -123,7 +123,7 @@ def test_there_and_back_bit_for_bit(name, variant):
     assert set(back) <= set(state)
     # untied, a repeated bias is a tensor that nothing reads
     repeated = family.tied if a.unembed == "untied" else {}
-    unread = {row.theirs + ".weight": row.unread for row in family.rows}
+    unread = {row.theirs + ".weight": row.position_offset for row in family.rows}
     for key, tensor in back.items():
         if key in repeated:
             continue

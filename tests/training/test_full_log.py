@@ -18,7 +18,7 @@ from tiny import FIELDS, Heard, forked, recipe_for, write_text
 
 import pellucid
 from pellucid import cli
-from pellucid.destination import written_aside
+from pellucid.destination import atomic_output
 from pellucid.runs import pipeline
 from pellucid.runs.checkpoint import mark_needed, needed_steps, steps_of
 from pellucid.runs.device import check_fits
@@ -175,7 +175,7 @@ def test_a_line_that_cannot_be_written_is_left(tmp_path, capsys):
 
 
 def test_an_error_of_a_full_disk_names_the_result_that_was_being_written(tmp_path):
-    with pytest.raises(OSError, match="No space left") as caught, written_aside(tmp_path / "model.gguf"):
+    with pytest.raises(OSError, match="No space left") as caught, atomic_output(tmp_path / "model.gguf"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert caught.value.filename == str(tmp_path / "model.gguf")
 
@@ -184,7 +184,7 @@ def test_what_safetensors_cannot_write_names_the_result_that_was_being_written(t
     def write() -> int:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-        with pytest.raises(OSError) as caught, written_aside(tmp_path / "model") as folder:
+        with pytest.raises(OSError) as caught, atomic_output(tmp_path / "model") as folder:
             save_file({"weight": torch.zeros(1000)}, folder / "model.safetensors")
         assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(tmp_path / "model"))
         return 0

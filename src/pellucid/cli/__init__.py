@@ -23,8 +23,8 @@ import tyro
 from pellucid.cli.commands import COMMANDS as MODEL_COMMANDS
 from pellucid.cli.commands import FAILED, NUMERICS, OK, WRONG_INPUT
 from pellucid.cli.completion import completion
-from pellucid.cli.options import CONFIG, GIVEN, WORDS, count_options, registry
-from pellucid.cli.progress import terminated_like_interrupted
+from pellucid.cli.options import ARGV, CONFIG, GIVEN, count_options, registry
+from pellucid.cli.progress import sigterm_as_ctrl_c
 from pellucid.cli.tokenizer import TOKENIZER_COMMANDS
 from pellucid.cli.train import parse_fields as parse_fields
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    WORDS.set(tuple(arguments))
+    ARGV.set(tuple(arguments))
     commands, program, about = COMMANDS, "pellucid", "Language models you can see through."
     if arguments[:1] == ["tokenizer"]:
         commands, program, about = TOKENIZER_COMMANDS, "pellucid tokenizer", TOKENIZER
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def chosen() -> int:
         if arguments[:1] not in ([name] for name in commands):
             return overview(arguments, commands, program, about)
-        with warnings.catch_warnings(), terminated_like_interrupted():
+        with warnings.catch_warnings(), sigterm_as_ctrl_c():
             warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
             return run(commands[arguments[0]], f"{program} {arguments[0]}", arguments[1:])
 
@@ -152,7 +152,7 @@ def run(function: Callable[..., int], program: str, arguments: list[str]) -> int
     try:
         with redirect_stdout(page):
             ready = tyro.cli(
-                deferred(function),
+                bind_arguments(function),
                 prog=program,
                 description=about,
                 args=arguments,
@@ -172,7 +172,7 @@ def run(function: Callable[..., int], program: str, arguments: list[str]) -> int
         GIVEN.reset(token)
 
 
-def deferred(function: Callable[..., int]) -> Callable[..., Callable[[], int]]:
+def bind_arguments(function: Callable[..., int]) -> Callable[..., Callable[[], int]]:
     """A function with the command's options that returns the command, ready to run."""
 
     @functools.wraps(function)

@@ -41,7 +41,7 @@ CONFIG = (OmitArgPrefixes, FlagCreatePairsOff)
 #: how often each option of the command that runs stands on its command line, by its flag
 GIVEN: ContextVar[Mapping[str, int]] = ContextVar("GIVEN", default=types.MappingProxyType({}))
 #: the words of the command that runs, for one that starts itself again in several processes
-WORDS: ContextVar[tuple[str, ...]] = ContextVar("WORDS", default=())
+ARGV: ContextVar[tuple[str, ...]] = ContextVar("ARGV", default=())
 
 
 class OptionError(ValueError):
@@ -72,14 +72,14 @@ def option(
 
 @dataclass(frozen=True)
 class Expected:
-    """The valid values of an option: `holds` tests one, `what` completes "expected ..." for the others."""
+    """The valid values of an option: `accepts` tests one, `what` completes "expected ..." for the others."""
 
-    holds: Callable[[Any], bool]
+    accepts: Callable[[Any], bool]
     what: str
 
-    def refusal(self, value: Any) -> str:
+    def error(self, value: Any) -> str:
         """The complaint about a value, "" if it is valid."""
-        return "" if self.holds(value) else f"expected {self.what}"
+        return "" if self.accepts(value) else f"expected {self.what}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class NewPath:
 
     may_exist: bool = False
 
-    def refusal(self, value: Path) -> str:
+    def error(self, value: Path) -> str:
         """The complaint about a path at which nothing can be written, "" for a usable one."""
         try:
             check_destination(value)
@@ -376,7 +376,7 @@ def check_arguments(function: Callable[..., Any], named: Mapping[str, Any]) -> N
         values = value if isinstance(value, tuple) else () if value in (None, "") else (value,)
         for one in values:
             for check in metadata:
-                if isinstance(check, Expected | NewPath) and (said := check.refusal(one)):
+                if isinstance(check, Expected | NewPath) and (said := check.error(one)):
                     # "expected ..." follows a colon, "cannot be written ..." and "exists ..." the value itself
                     colon = ":" if said.startswith("expected") else ""
                     raise OptionError(f"{flag} {one}{colon} {said}".strip())

@@ -13,7 +13,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
+def sigterm_as_ctrl_c() -> Iterator[None]:
     """Let SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does, so that unfinished files are removed."""
     if threading.current_thread() is not threading.main_thread():
         yield

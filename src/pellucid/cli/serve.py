@@ -111,7 +111,7 @@ def check_serving(
     if not models:
         raise ServeError("no model was named: give the folder of a run, such as runs/NAME")
     for path in models:
-        if not MODEL.holds(path):
+        if not MODEL.accepts(path):
             raise ServeError(f"{path}: expected {MODEL.what}")
         options.check(path)
         check_model_options(path, models, options)

@@ -86,7 +86,7 @@ def check_kind(options: LearningOptions) -> None:
         ("--sample", options.sample, ("bpe", "word")),
     ):
         if options.kind not in kinds:
-            refuse_given([flag], f"{flag} {value} applies to --kind {' or '.join(kinds)}, not {options.kind}")
+            refuse_given([flag], f"{flag} {value} needs --kind {' or '.join(kinds)}, not {options.kind}")
 
 
 @command

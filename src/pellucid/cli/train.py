@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, UseAppendAction
 
 from pellucid.cli.options import (
+    ARGV,
     DEVICE,
     FILE,
     MODEL,
-    WORDS,
     CorpusOptions,
     NoEffect,
     OptionError,
@@ -168,7 +168,7 @@ def train_command(
         if training.device == "cpu" or not torch.cuda.is_available():
             check_cores(training.processes or 1, training.oversubscribe)
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // (training.processes or 1))))
-        return launch(training.processes or 1, WORDS.get(), training.max_restarts)
+        return launch(training.processes or 1, ARGV.get(), training.max_restarts)
 
     import pellucid
 
@@ -233,7 +233,7 @@ def check_before_reading(
     tokenizers = [str(fields[name]) for name in ("tokenizer", "text.tokenizer") if name in fields]
     if not (model.from_ or output.resume or recipe or any(Path(name).exists() for name in tokenizers)):
         refuse_given(
-            ["--trust"], "--trust applies to --from, --resume, --recipe and --tokenizer PATH, and none is given"
+            ["--trust"], "--trust needs one of --from, --resume, --recipe and --tokenizer PATH, and none is given"
         )
     if output.resume:
         check_run(output.out)
@@ -271,7 +271,7 @@ def kind_to_train(model: ModelOptions, output: OutputOptions, recipe: Path | Non
         raise OptionError(f"--mix {model.mix} mixes a network with an n-gram, and ngram is one: leave it out")
     of_transformers = {"preset": model.preset, "recipe": recipe, "from": model.from_, "explain": output.explain}
     if kind != "transformer" and (not_here := [name for name, value in of_transformers.items() if value]):
-        raise OptionError(f"--{not_here[0]} applies to a transformer, not to --predictor {kind}: leave it out")
+        raise OptionError(f"--{not_here[0]} needs a transformer, not --predictor {kind}: leave it out")
     return kind
 
 

@@ -74,8 +74,8 @@ def unknown_entries(config: Mapping[str, Any], family: Family | None = None) -> 
     family = family or family_of(config)
     entries = Entries(config)
     family.read(entries)
-    known = entries.asked | family.without_effect.keys()
-    nested = {path.rpartition(".")[0] for path in entries.asked if "." in path}
+    known = entries.read_paths | family.without_effect.keys()
+    nested = {path.rpartition(".")[0] for path in entries.read_paths if "." in path}
     return [p for p in _paths(config, nested) if not {p, p.rpartition(".")[2]} & {*known, *WITHOUT_EFFECT}]
 
 
@@ -226,8 +226,8 @@ def join_tensors(parts: list[Tensor], row: TensorRow, a: Architecture) -> Tensor
         joined = torch.cat([part.unflatten(0, (a.n_kv_heads, -1)) for part in parts], 1).flatten(0, 1)
     else:
         joined = torch.cat(parts) if len(parts) > 1 else parts[0]
-    if row.unread:
-        joined = torch.cat([joined.new_zeros(row.unread, *joined.shape[1:]), joined])
+    if row.position_offset:
+        joined = torch.cat([joined.new_zeros(row.position_offset, *joined.shape[1:]), joined])
     return joined.T if row.transposed and joined.ndim == 2 else joined
 
 
@@ -241,7 +241,7 @@ def joined_shape(shapes: list[tuple[int, ...]], row: TensorRow, a: Architecture)
     if row.joins_experts:
         n = len(row.modules)
         return (len(shapes) // n, sum(shape[0] for shape in shapes[:n]), *others)
-    joined = (row.unread + sum(shape[0] for shape in shapes), *others)
+    joined = (row.position_offset + sum(shape[0] for shape in shapes), *others)
     return joined[::-1] if row.transposed and len(joined) == 2 else joined
 
 
@@ -255,7 +255,7 @@ def split_tensor(tensor: Tensor, rows: list[int], row: TensorRow, a: Architectur
         n = len(row.modules)
         return [part.contiguous() for of_expert in tensor for part in of_expert.split(rows[:n])]
     tensor = tensor.T if row.transposed and tensor.ndim == 2 else tensor
-    tensor = tensor[row.unread :]
+    tensor = tensor[row.position_offset :]
     if row.fused == "heads":
         parts = tensor.unflatten(0, (a.n_kv_heads, -1)).split([n // a.n_kv_heads for n in rows], 1)
         return [part.flatten(0, 1).contiguous() for part in parts]

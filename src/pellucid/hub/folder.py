@@ -109,7 +109,7 @@ class Folder:
         if self.architecture.encoder is not None and language_codes(source):
             raise FolderError(f"{self.path}: the tokenizer has {LANGUAGES}: leave it out, and give ids in digits")
         rows = self.architecture.n_vocab
-        if source.n_vocab - rows > len(beyond(source, rows)):
+        if source.n_vocab - rows > len(out_of_range_tokens(source, rows)):
             raise FolderError(
                 f"{self.path}: the tokenizer has {source.n_vocab} ids, the embedding {rows} rows: they belong to "
                 "different models"
@@ -187,10 +187,10 @@ class Folder:
                 f"{self.path}: the tokenizer has {ids:,} ids, the embedding {rows:,} rows: the rows from {ids:,} on "
                 "stand for no text, and none of them is ever generated"
             )
-        if names := beyond(tokenizer, rows):
+        if names := out_of_range_tokens(tokenizer, rows):
             notes.append(
                 f"{self.path}: the embedding has {rows:,} rows, and special tokens of the tokenizer have ids beyond "
-                f"them, which the model cannot read: {some(names)}"
+                f"them, which the model cannot read: {first_five(names)}"
             )
         return [*notes, *self.reading_notes()]
 
@@ -212,7 +212,7 @@ class Folder:
             )
         if self.family is not None and (unknown := unknown_entries(self.config, self.family)):
             notes.append(
-                f"{self.path / 'config.json'} has unknown entries, which are ignored: {some(unknown)}; if one of "
+                f"{self.path / 'config.json'} has unknown entries, which are ignored: {first_five(unknown)}; if one of "
                 "them changes what the model computes, the result here differs"
             )
         if (forced := self.forced_first) is not None:
@@ -238,7 +238,7 @@ class Folder:
         return tuple(notes)
 
 
-def beyond(tokenizer: Tokenizer, rows: int) -> list[str]:
+def out_of_range_tokens(tokenizer: Tokenizer, rows: int) -> list[str]:
     """The special tokens whose ids are beyond the rows of the embedding."""
     return sorted(name for name, i in tokenizer.special.items() if i >= rows)
 
@@ -253,6 +253,6 @@ def language_codes(tokenizer: Tokenizer) -> list[str]:
     return sorted(name for name in tokenizer.special if re.fullmatch(r"[a-z]{2}_[A-Z]{2}", name))
 
 
-def some(names: list[str]) -> str:
+def first_five(names: list[str]) -> str:
     """The first five names, and the number of the others."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -18,7 +18,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.hub.config import check_sizes, check_weights
 from pellucid.hub.families import FamilyError
-from pellucid.hub.folder import Folder, some
+from pellucid.hub.folder import Folder, first_five
 from pellucid.hub.gguf import (
     CONTROL,
     FACTORS,
@@ -162,7 +162,7 @@ class GGUFFile(Folder):
         notes, formats = super().reading_notes(), cast(OurTensors, self.shards).theirs.formats()
         if self.unread:
             notes.append(
-                f"{self.path} has unknown entries, which are ignored: {some(list(self.unread))}; if one of them "
+                f"{self.path} has unknown entries, which are ignored: {first_five(list(self.unread))}; if one of them "
                 "changes what the model computes, the result here differs"
             )
         if any(name not in EXACT for name, _ in formats):

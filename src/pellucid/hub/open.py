@@ -31,7 +31,7 @@ from pellucid.hub.files import (
 from pellucid.hub.folder import Folder
 from pellucid.hub.gguf_file import open_gguf
 from pellucid.hub.own_code import Unprefixed, is_own
-from pellucid.hub.peft import Changed, read_adapter
+from pellucid.hub.peft import MergedTensors, read_adapter
 from pellucid.hub.shards import Shards
 from pellucid.hub.text_towers import TextTensors, text_config, text_model_name, text_tower
 from pellucid.model import Transformer
@@ -105,7 +105,7 @@ def _adapted(path: Path, config: Mapping[str, Any], trust: Trust) -> Folder:
     changes = read_adapter(path, config)
     if base.tower is not None:
         changes = {text_model_name(module): change for module, change in changes.items()}
-    return replace(base, shards=Changed(base.shards, changes, base.family, base.architecture), adapter=path)
+    return replace(base, shards=MergedTensors(base.shards, changes, base.family, base.architecture), adapter=path)
 
 
 def read_network(

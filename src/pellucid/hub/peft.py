@@ -32,7 +32,7 @@ from pellucid.model_names import FolderError
 #: a module's name, and which tensor of it this is: peft puts the weight that a pair changes beside that of a readout
 NAME = re.compile(r"base_model\.model\.([\w.]{1,200})\.(lora_A|lora_B|base_layer)\.weight")
 #: other entries of adapter_config.json that would change the function, with the values that do not
-PLAIN: dict[str, tuple[Any, ...]] = {
+SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": (None, "none"),
     "use_dora": (None, False),
@@ -54,7 +54,7 @@ EXPERTS_LEFT_OUT = ("qwen2_moe",)
 
 
 @dataclass(frozen=True)
-class Change:
+class LoraDelta:
     """The change of a weight: scale * B A, transposed if the weight is stored in x out.
 
     `base_weight` is the weight that it belongs to, where peft stored it beside the pair.
@@ -84,10 +84,10 @@ class Change:
 
 def changes_of(
     pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float, a: Architecture, family: Family | None
-) -> Iterator[tuple[str, Change]]:
+) -> Iterator[tuple[str, LoraDelta]]:
     """The changes of our modules under the family's names, or under our own without a family."""
     if family is None:
-        yield from ((name, Change(*pair, scale)) for name, pair in pairs.items())
+        yield from ((name, LoraDelta(*pair, scale)) for name, pair in pairs.items())
         return
     shapes = parameter_shapes(a)
     for ours, theirs, row in tensor_pairs(family, shapes, a):
@@ -103,7 +103,7 @@ def changes_of(
         each = [next(blocks) if n[:-7] in pairs else torch.zeros(shapes[n][0], rank) for n in ours]
         joined = join_tensors(each, dataclasses.replace(row, transposed=False), a)
         A = torch.cat([pairs[m][0] for m in modules])
-        yield theirs.removesuffix(".weight"), Change(A, joined, scale, row.transposed)
+        yield theirs.removesuffix(".weight"), LoraDelta(A, joined, scale, row.transposed)
 
 
 def _why_not_of_experts(family: Family, row: TensorRow) -> str:
@@ -115,7 +115,7 @@ def _why_not_of_experts(family: Family, row: TensorRow) -> str:
     return ""
 
 
-def write_adapter(folder: Path, changes: Mapping[str, Change], rank: int, base: str, revision: str = "") -> int:
+def write_adapter(folder: Path, changes: Mapping[str, LoraDelta], rank: int, base: str, revision: str = "") -> int:
     """Write the two files into a new folder. Returns the bytes of tensors. `rank` is that of most of the changes."""
     scale = next(iter(changes.values())).scale
     ranks = {re.split(r"\.\d+\.", name, maxsplit=1)[-1]: len(change.A) for name, change in changes.items()}
@@ -148,14 +148,14 @@ def write_adapter(folder: Path, changes: Mapping[str, Change], rank: int, base: 
 # Reading ------------------------------------------------------------------------------------------
 
 
-def read_adapter(folder: Path, config: Mapping[str, Any]) -> dict[str, Change]:
+def read_adapter(folder: Path, config: Mapping[str, Any]) -> dict[str, LoraDelta]:
     """The changes in a folder of peft, by module name, checked before they are read.
 
     `config` is its adapter_config.json. Its `fan_in_fan_out` is not read: peft saves what the last module needed, and
-    goes by each module's type, as `Changed` goes by the table of the family. Raises FolderError with one line for
+    goes by each module's type, as `MergedTensors` goes by the table of the family. Raises FolderError with one line for
     damaged files and for adapters that are not of the form (alpha / r) B A, or (alpha / sqrt(r)) B A with use_rslora.
     """
-    for name, plain in PLAIN.items():
+    for name, plain in SUPPORTED_VALUES.items():
         if config.get(name) not in plain:
             raise FolderError(
                 f"{folder / CONFIG} has {name} = {repr(config.get(name))[:60]}: only plain low-rank adapters are read"
@@ -189,7 +189,7 @@ def _check_parameters(folder: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def _change(folder: Path, config: Mapping[str, Any], module: str, tensors: dict[str, Tensor]) -> Change:
+def _change(folder: Path, config: Mapping[str, Any], module: str, tensors: dict[str, Tensor]) -> LoraDelta:
     pair = {name: tensor for name, tensor in tensors.items() if name != "base_layer"}
     if pair.keys() != {"lora_A", "lora_B"} or any(t.ndim != 2 or not t.is_floating_point() for t in pair.values()):
         raise FolderError(f"{folder / TENSORS}: {module} needs lora_A and lora_B, two matrices")
@@ -203,7 +203,7 @@ def _change(folder: Path, config: Mapping[str, Any], module: str, tensors: dict[
     if r != rank:
         raise FolderError(f"{folder / CONFIG} gives {module} rank {r}, but its matrices have rank {rank}")
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return Change(A, B, scale, base_weight=tensors.get("base_layer"))
+    return LoraDelta(A, B, scale, base_weight=tensors.get("base_layer"))
 
 
 def _number_for(folder: Path, config: Mapping[str, Any], module: str, name: str, default: str) -> float:
@@ -225,7 +225,7 @@ def _number_for(folder: Path, config: Mapping[str, Any], module: str, name: str,
     return number
 
 
-class Changed(Mapping[str, Tensor]):
+class MergedTensors(Mapping[str, Tensor]):
     """Tensors of a model's files, with changes added to some of them when they are looked up.
 
     All of them have the precision of the files or float32, whichever is finer; with `is_rounded` that of the files.
@@ -239,7 +239,7 @@ class Changed(Mapping[str, Tensor]):
     def __init__(
         self,
         tensors: Mapping[str, Tensor],
-        changes: Mapping[str, Change],
+        changes: Mapping[str, LoraDelta],
         family: Family | None,
         a: Architecture,
     ):

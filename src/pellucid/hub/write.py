@@ -220,7 +220,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, n_ctx: int, a: Architect
     if a is not None and a.encoder is not None and not isinstance(tokenizer, ExternalTokenizer):
         content = json.loads(path.read_text(encoding="utf-8"))
         if not content.get("post_processor"):  # the file of another project's tokenizer stays as it is
-            write_object(path, content | {"post_processor": closing(tokenizer)})
+            write_object(path, content | {"post_processor": source_post_processor(tokenizer)})
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **roles_of(tokenizer),
@@ -273,7 +273,7 @@ def carry_over(folder: Path, source: Folder, family: Family, has_tokenizer: bool
             (folder / JINJA).write_bytes(read_regular(source.path / JINJA, LONGEST))
 
 
-def closing(tokenizer: Tokenizer) -> dict[str, Any]:
+def source_post_processor(tokenizer: Tokenizer) -> dict[str, Any]:
     """The post_processor that turns a text's ids into `Tokenizer.source_ids`."""
     *before, behind = tokenizer.source_ids([])
     first, last = ({token: tokenizer.token_str(token) for token in side} for side in (before, [behind]))

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as read_tensors
 from safetensors.numpy import save as tensors_as_bytes
 
-from pellucid.destination import write_durably, written_aside
+from pellucid.destination import atomic_output, write_durably
 from pellucid.json_files import JSONFileError, read_json_file, read_regular
 from pellucid.predictors.counting import NGramLevel, count, locate, older_tokens
 
@@ -322,7 +322,7 @@ class NGram:
             "notes": self.notes,
             "sha256": hashlib.sha256(content).hexdigest(),
         }
-        with written_aside(folder) as aside:
+        with atomic_output(folder) as aside:
             write_durably(aside / "ngram.safetensors", content)
             write_durably(aside / "ngram.json", (json.dumps(about, indent=1) + "\n").encode())
         return folder

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pellucid.compiled_source import library_folder
-from pellucid.destination import DestinationError, check_destination, flush_files, written_aside
+from pellucid.destination import DestinationError, atomic_output, check_destination, flush_files
 from pellucid.json_files import LONGEST_LIST, JSONFileError, open_for_locking, read_json_file
 from pellucid.json_shapes import COUNT, FLAG, NUMBER, OBJECT, TEXT, Fields, ListOf, ObjectOf, OrNull, Row, Shape
 from pellucid.runs.checkpoint import write_json
@@ -111,7 +111,7 @@ def write_run_dir(
 
     Raises DestinationError where the folder has come into being since it was chosen.
     """
-    with written_aside(run_dir) as aside:
+    with atomic_output(run_dir) as aside:
         fill(aside)
         flush_files(aside)
         for name, content in files.items():

@@ -92,7 +92,7 @@ ROBERTA = Family(
     constants={**BERT.constants, "pad_token_id": 1},
     rows=tuple(
         dataclasses.replace(
-            row, theirs=renamed(row.theirs, ROBERTA_NAMES), unread=2 if row.ours == "embed.position" else 0
+            row, theirs=renamed(row.theirs, ROBERTA_NAMES), position_offset=2 if row.ours == "embed.position" else 0
         )
         for row in BERT.rows
     ),

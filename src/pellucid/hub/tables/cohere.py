@@ -70,7 +70,7 @@ def rotated_where_windowed(entries: Entries, windows: list[int], n_layers: int) 
 def cohere2_layers(entries: Entries) -> dict[str, Any]:
     """Three of four layers have a window and rotary positions, unless `sliding_window_pattern` says otherwise."""
     every = 4 if entries.raw("layer_types") is not None else entries.integer("sliding_window_pattern", 4)
-    entries.asked.add("sliding_window_pattern")
+    entries.read_paths.add("sliding_window_pattern")
     width = entries.integer("sliding_window", 4096, None)
     windows = alternating(entries, width, lambda i: (i + 1) % every != 0, 40)["attention.windows"]
     return rotated_where_windowed(entries, windows, 40)
@@ -99,7 +99,7 @@ def exaone4_layers(entries: Entries) -> dict[str, Any]:
     width = entries.integer("sliding_window", 4096, None)
     listed = entries.raw("layer_types") is not None
     every = 4 if listed or width is None else entries.integer("sliding_window_pattern", 4)
-    entries.asked.add("sliding_window_pattern")
+    entries.read_paths.add("sliding_window_pattern")
     windows = alternating(entries, width, lambda i: width is not None and (i + 1) % every != 0)["attention.windows"]
     return {"attention.windows": windows} if width is None else rotated_where_windowed(entries, windows, 32)
 

@@ -6,7 +6,7 @@ from typing import Any
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import Entries
 from pellucid.hub.tables.llama import WINDOW, alternating, layer_types, llama_family, rows_without
-from pellucid.hub.tables.rotary import Trained, rotary
+from pellucid.hub.tables.rotary import OriginalContext, rotary
 from pellucid.hub.tables.rows import (
     ALL_OR_NONE,
     ATTENTION_BIAS,
@@ -106,7 +106,7 @@ ARCEE = llama_family(
 
 #: in their older files longrope is called su or yarn
 PHI3_KINDS = {"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"}
-PHI3_TRAINED = Trained(PHI3_KINDS, default=4096)
+PHI3_TRAINED = OriginalContext(PHI3_KINDS, default=4096)
 
 
 def scaled_as_phi3(a: Architecture) -> bool:

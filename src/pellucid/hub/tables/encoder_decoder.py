@@ -199,7 +199,7 @@ def bart_stack(theirs: str, cross: bool) -> tuple[TensorRow, ...]:
     ours, layer = "" if cross else "encoder.", f"{theirs}.layers.{{i}}"
     at = f"{ours}blocks.{{i}}"
     rows = (
-        TensorRow(f"{theirs}.embed_positions", f"{ours}embed.position", unread=2),
+        TensorRow(f"{theirs}.embed_positions", f"{ours}embed.position", position_offset=2),
         TensorRow(f"{theirs}.layernorm_embedding", f"{ours}embed.norm"),
         *sublayer_rows(f"{layer}.self_attn", f"{at}.attn", BART_ATTENTION),
         TensorRow(f"{layer}.self_attn_layer_norm", f"{at}.norm_1"),

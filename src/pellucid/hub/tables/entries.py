@@ -34,7 +34,7 @@ LARGEST = 1 << 40
 
 
 class Entries:
-    """A config.json and the set `asked` of all entries read so far.
+    """A config.json and the set `read_paths` of all entries that were read so far.
 
     Each method takes the value for a missing entry, and with `null` that for a null entry; otherwise null is refused.
     Raises FamilyError with the entry, its value and what was expected.
@@ -42,7 +42,7 @@ class Entries:
 
     def __init__(self, values: Mapping[str, Any]):
         self.values = values
-        self.asked: set[str] = set()
+        self.read_paths: set[str] = set()
 
     def integer(self, path: str, default: Any, null: Any = REFUSED, *, least: int = 1, most: int = LARGEST) -> Any:
         """An integer from `least` to `most`."""
@@ -97,12 +97,12 @@ class Entries:
 
     def has(self, path: str) -> bool:
         """Whether the entry exists, null or not."""
-        self.asked.update(path.split("|"))
+        self.read_paths.update(path.split("|"))
         return any(self._look_up(one) is not _ABSENT for one in path.split("|"))
 
     def _ask(self, path: str, default: Any, null: Any, sound: Any, expected: str) -> Any:
         spellings = path.split("|")
-        self.asked.update(spellings)
+        self.read_paths.update(spellings)
         values = {one: value for one in spellings if (value := self._look_up(one)) is not _ABSENT}
         if not values:
             return default

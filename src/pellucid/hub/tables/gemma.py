@@ -5,7 +5,7 @@ from typing import Any
 from pellucid.architecture import Architecture
 from pellucid.hub.tables.entries import Entries, FamilyError, shown
 from pellucid.hub.tables.llama import ROWS, alternating, llama_family
-from pellucid.hub.tables.rotary import OF_OTHERS, check_flat, rotary, scaling, scaling_to
+from pellucid.hub.tables.rotary import IGNORED_KEYS, check_flat, rotary, scaling, scaling_to
 from pellucid.hub.tables.rows import ACTIVATIONS, ATTENTION_BIAS, ConfigField, Derived, TensorRow
 
 GEMMA_OPTIONS = {
@@ -139,7 +139,7 @@ def two_bases(
         if entries.number(f"{path}.partial_rotary_factor|partial_rotary_factor", 1.0, 1.0) != 1:
             raise FamilyError(f"{path}.partial_rotary_factor in config.json: models of this family rotate whole heads")
     entries.choice(f"{local}.rope_type|{local}.type", "default", ("default",))
-    entries.asked.update(f"{local}.{name}" for name in OF_OTHERS)
+    entries.read_paths.update(f"{local}.{name}" for name in IGNORED_KEYS)
     base = entries.number(f"{global_path}.rope_theta", entries.number(entry, default, above=0), above=0)
     outside = entries.number(local_entry, local_default, above=0) if local_entry else local_default
     local_base = entries.number(f"{local}.rope_theta", outside)

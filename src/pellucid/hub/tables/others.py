@@ -54,7 +54,7 @@ OPT = Family(
     rows=(
         TensorRow("model.decoder.embed_tokens", "embed.token"),
         TensorRow("model.decoder.project_in", "embed.projection"),
-        TensorRow("model.decoder.embed_positions", "embed.position", unread=2),
+        TensorRow("model.decoder.embed_positions", "embed.position", position_offset=2),
         TensorRow("model.decoder.layers.{i}.self_attn_layer_norm", "blocks.{i}.norm_1"),
         TensorRow("model.decoder.layers.{i}.self_attn.q_proj", "blocks.{i}.attn.query"),
         TensorRow("model.decoder.layers.{i}.self_attn.k_proj", "blocks.{i}.attn.key"),

@@ -42,13 +42,13 @@ SCALED: dict[str, dict[str, str]] = {
 #: the values of entries that may be missing, null or 0
 YARN_DEFAULTS = {"beta_slow": 1.0, "beta_fast": 32.0}
 #: entries that other kinds read, and these ignore
-OF_OTHERS = ("mscale", "mscale_all_dim", "mrope_section", "mrope_interleaved")
-OF_OTHERS += ("truncate",)
-OF_OTHERS += tuple(sorted({name for names in SCALED.values() for name in names}))
+IGNORED_KEYS = ("mscale", "mscale_all_dim", "mrope_section", "mrope_interleaved")
+IGNORED_KEYS += ("truncate",)
+IGNORED_KEYS += tuple(sorted({name for names in SCALED.values() for name in names}))
 
 
 @dataclass(frozen=True)
-class Trained:
+class OriginalContext:
     """Where a family's config.json holds the context of the training before the scaling.
 
     kinds    their names of scalings -> the name among `SCALED`
@@ -64,14 +64,14 @@ def rotary(
     base: str = "rope_theta",
     share: str = "partial_rotary_factor",
     default_base: float = 10_000.0,
-    trained: Trained | None = None,
+    trained: OriginalContext | None = None,
 ) -> Derived:
     """The rotary positions of a family: base, rotated share of each head, and scaling.
 
     `fraction` is the default share, None for families that rotate whole heads; `base` and `share` are the names of
     these two entries outside the object, and `default_base` is the base where there is no entry.
     """
-    trained = trained or Trained()
+    trained = trained or OriginalContext()
 
     def read(entries: Entries) -> dict[str, Any]:
         path = "rope_scaling" if entries.raw("rope_scaling") else "rope_parameters"
@@ -100,19 +100,21 @@ def rotary(
     return Derived(read, write)
 
 
-def scaling(entries: Entries, path: str, trained: Trained | None = None, nested: bool = False) -> dict[str, Any]:
+def scaling(
+    entries: Entries, path: str, trained: OriginalContext | None = None, nested: bool = False
+) -> dict[str, Any]:
     """The scaling for longer texts in the object at this path, and n_ctx where a context is shorter than the file's.
 
     `nested` says that their class has an object for each kind of layer.
     """
-    trained = trained or Trained()
+    trained = trained or OriginalContext()
     kind = trained.kinds[entries.choice(f"{path}.rope_type|{path}.type", "default", trained.kinds)]
     # transformers prefers an entry outside the object, which it does not read beside nested ones
     outside = entries.raw("original_max_position_embeddings", trained.default)
     outside = None if nested else outside
     longest = entries.raw("max_position_embeddings")
     n_trained = longest if outside is None else outside
-    entries.asked.update(f"{path}.{name}" for name in OF_OTHERS)
+    entries.read_paths.update(f"{path}.{name}" for name in IGNORED_KEYS)
     values: dict[str, Any] = {"positions.scaling": "none" if kind == "default" else kind}
     if kind == "yarn" and not entries.flag(f"{path}.truncate", True):
         raise FamilyError(
@@ -138,11 +140,11 @@ def scaling(entries: Entries, path: str, trained: Trained | None = None, nested:
         else:
             values[ours] = entries.number(f"{path}.{name}", None)
     if kind in ("longrope", "dynamic"):
-        values |= by_length(kind, Entries({"max_position_embeddings": longest}), values)
+        values |= at_fixed_length(kind, Entries({"max_position_embeddings": longest}), values)
     return values
 
 
-def by_length(kind: str, entries: Entries, values: Mapping[str, Any]) -> dict[str, Any]:
+def at_fixed_length(kind: str, entries: Entries, values: Mapping[str, Any]) -> dict[str, Any]:
     """What a scaling by the length of each text reads besides its own entries.
 
     longrope: the factor is the ratio of both contexts unless it is given. dynamic: transformers changes the frequencies

@@ -26,7 +26,7 @@ class TensorRow:
                 queries that read k_1, k_1, v_1, the queries that read k_2, k_2, v_2, ...); experts: theirs has one
                 more axis, for the experts, with module after module in each; rows: theirs is a matrix with a row for
                 each head, or with {h} in its name a tensor for each head, and ours has them one after another
-    unread      unused rows before our first one: dropped when reading, 0 when writing
+    position_offset  unused rows before our first one: dropped when reading, 0 when writing
     where       field -> the values of it for which the module exists
     endings     how the names of the parameters end: ours -> theirs
     tensor      the names are those of one tensor and one parameter; theirs is a matrix whose only row is ours
@@ -36,7 +36,7 @@ class TensorRow:
     ours: str | tuple[str, ...]
     transposed: bool = False
     fused: Literal["modules", "heads", "experts", "rows"] = "modules"
-    unread: int = 0
+    position_offset: int = 0
     where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tensor: bool = False
 
