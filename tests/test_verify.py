@@ -25,9 +25,9 @@ from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizers.bpe import BPETokenizer
 from pellucid.text.tokenizers.tokenizer import SEPARATOR, ByteTokenizer, learn_tokenizer
 from pellucid.verify import ModelParts, verify
+from pellucid.verify.checks import check_save_and_load
 from pellucid.verify.comparison import Subject, compare_tensors
-from pellucid.verify.examine import longest_row
-from pellucid.verify.laws import saved_is_loaded
+from pellucid.verify.coverage import long_row_length
 from planted import BASE, ROTARY, TWO_LISTS, unmask
 from running import any_architectures, draw_tokens, with_encoder
 from some_cases import one_in
@@ -102,39 +102,40 @@ def test_every_law_holds_for_texts_on_both_sides_of_the_border_of_longrope():
 def test_large_models_are_given_fewer_tokens(monkeypatch):
     assert verify(make_network(BASE)).n_tokens == (16, 16)
     monkeypatch.setattr(
-        "pellucid.verify.examine.AFFORDABLE", 5 * sum(p.numel() for p in make_network(BASE).parameters())
+        "pellucid.verify.coverage.PROMPT_COST", 5 * sum(p.numel() for p in make_network(BASE).parameters())
     )
     assert verify(make_network(BASE)).n_tokens == (5, 5)
 
 
 def test_long_rows_are_cut_to_what_is_affordable():
     a = replace(BASE, n_ctx=5_000)
-    assert longest_row(a, 100_000) == 1024
-    assert longest_row(replace(a, n_ctx=700), 100_000) == 700
-    assert longest_row(a, 124_000_000) == 1024
-    assert longest_row(a, 10**9) == 130
-    assert longest_row(a, 10**12) == 2
-    assert longest_row(replace(a, n_vocab=2**18), 10**8) == 256
+    assert long_row_length(a, 100_000) == 1024
+    assert long_row_length(replace(a, n_ctx=700), 100_000) == 700
+    assert long_row_length(a, 124_000_000) == 1024
+    assert long_row_length(a, 10**9) == 130
+    assert long_row_length(a, 10**12) == 2
+    assert long_row_length(replace(a, n_vocab=2**18), 10**8) == 256
 
 
-def test_what_was_not_read_is_said(monkeypatch):
+def test_parts_that_were_not_compared_are_listed(monkeypatch):
     always = "dropout, compiled graphs and steps, int8 and int4 products"
-    assert verify(make_network(BASE)).unread == (always,)
-    monkeypatch.setattr("pellucid.verify.examine.MOST_IN_A_ROW", 60)
-    monkeypatch.setattr("pellucid.verify.windows.MOST_KEYS", 90)
+    assert verify(make_network(BASE)).uncovered == (always,)
+    monkeypatch.setattr("pellucid.verify.coverage.MAX_ROW_TOKENS", 60)
+    monkeypatch.setattr("pellucid.verify.windows.MAX_KEYS", 90)
     a = BASE.with_fields({"n_ctx": 100, "attention.windows": (0, 64, 70), "n_layers": 3})
     report = verify(make_network(a, dtype=torch.float32))
     assert report.holds
     assert check_of(report, "a long row = reference").measured.startswith("60 tokens and through a cache, ")
-    assert report.unread == (
-        "more than 60 tokens in a row; 21 of the 40 positions behind them",
-        "attention across windows of 64, 70 tokens, but for their masks",
+    assert report.uncovered == (
+        "more than 60 tokens in a row",
+        "attention across windows of 64, 70 tokens, but for our masks",
+        "21 of the 40 positions from 60 on",
         "masks of more than 90 keys",
         always,
     )
     shown = " ".join(report.text().split())
-    assert all(f"not compared: {line}" in shown for line in report.unread)
-    assert json.loads(report.to_json())["unread"] == list(report.unread)
+    assert all(f"not compared: {line}" in shown for line in report.uncovered)
+    assert json.loads(report.to_json())["uncovered"] == list(report.uncovered)
 
 
 def test_a_network_that_cannot_run_breaks_its_laws_and_nothing_more():
@@ -268,7 +269,7 @@ def test_a_given_mask_that_is_forgotten_is_found():
 
 
 def test_no_gradient_of_what_is_too_large(monkeypatch):
-    monkeypatch.setattr("pellucid.verify.reference_laws.MOST_PARAMETERS", 100)
+    monkeypatch.setattr("pellucid.verify.checks.MAX_GRADIENT_PARAMETERS", 100)
     report = verify(make_network(BASE))
     assert report.holds
     assert check_of(report, "gradient = reference").measured == "not taken of more than 100 parameters"
@@ -403,7 +404,7 @@ def test_a_model_without_a_tokenizer_is_saved_and_loaded():
     """The stand-in for a tokenizer has no file; ids are checked all the same."""
     network = make_network(BASE)
     subject = Subject(network, network, IdTokenizer(BASE.n_vocab), ("1 2 3",), (torch.tensor([[1, 2, 3]]),))
-    result = saved_is_loaded(subject)
+    result = check_save_and_load(subject)
     assert result.holds, result.measured
 
 
@@ -415,5 +416,5 @@ def test_a_tokenizer_that_was_opened_with_trust_is_read_back():
     tokenizer = BPETokenizer(json.dumps(content), trust=True)
     network = make_network(BASE.with_fields({"n_vocab": tokenizer.n_vocab}))
     ids = torch.tensor([tokenizer.encode("to be")])
-    result = saved_is_loaded(Subject(network, network, tokenizer, ("to be",), (ids,)))
+    result = check_save_and_load(Subject(network, network, tokenizer, ("to be",), (ids,)))
     assert result.holds, result.measured

@@ -187,7 +187,7 @@ PARSES_JSON = {
     "architecture.py": "values of its own",
     "training/recipe.py": "values of its own",
     "runs/options.py": "values of its own",
-    "verify/laws.py": "values of its own",
+    "verify/checks.py": "values of its own",
     "text/tokenizers/base.py": "text that a tokenizer has written",
     "text/tokenizers/beside.py": "values of its own",
     "text/tokenizers/bpe.py": "text that was parsed by the reader before",

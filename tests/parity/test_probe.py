@@ -1,4 +1,4 @@
-"""What a conversion compares: long rows, later positions, padded batches; what differs is named, the unread is said."""
+"""What a conversion compares: long rows, later positions, padded batches; what differs is named."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +15,12 @@ from pellucid.conversion import beside_definition, beside_theirs
 from pellucid.hub import FAMILIES
 from pellucid.model import Transformer
 from pellucid.verify import parity
-from pellucid.verify.parity import ParityError, compare_logits, make_probe, our_logits, shown_by_transformers
+from pellucid.verify.parity import ParityError, compare_logits, hidden_state_names, make_probe, our_logits
 from planted import ClampedRows, EncodesPadding, FirstTurns, NoPadding
 from some_cases import one_in
 
 CONTEXT = 80
-PACKED = "int8 and int4 products"
+PRODUCTS = "int8 and int4 products"
 #: the names of transformers for the length of the context
 NAMES = ("n_positions", "max_position_embeddings", "seq_length", "max_seq_len")
 
@@ -66,8 +66,8 @@ def test_every_family_holds_on_all_of_the_probe(name: str, theirs):
     assert found.holds, str(found)
     assert found.n_tokens > CONTEXT
     # BART, mBART and Marian of transformers take no positions of the target
-    assert len(found.unread) == (3 if name in ("bart", "mbart", "marian") else 1)
-    assert found.unread[0] == PACKED
+    assert len(found.uncovered) == (3 if name in ("bart", "mbart", "marian") else 1)
+    assert found.uncovered[0] == PRODUCTS
     assert found.require() is found
 
 
@@ -75,7 +75,7 @@ def test_every_family_holds_on_all_of_the_probe(name: str, theirs):
 def test_the_first_tensor_is_named(name: str, theirs):
     """A weight of each block in turn is changed: what transformers shows behind it is the first that differs."""
     made = theirs(name)
-    shown = shown_by_transformers(made.network.architecture)
+    state_names = hidden_state_names(made.network.architecture)
     for layer, block in enumerate(made.network.blocks):
         # of a mixture every expert is changed, since there may be one that no position uses
         changed = block.mlp.experts if made.network.architecture.mlp.experts else [block.mlp]
@@ -83,7 +83,7 @@ def test_the_first_tensor_is_named(name: str, theirs):
             for mlp in changed:
                 mlp.down.weight[0] += 0.5
         found = made.parity()
-        behind = shown[shown.index(f"blocks.{layer}.resid_pre") + 1]
+        behind = state_names[state_names.index(f"blocks.{layer}.resid_pre") + 1]
         assert not found.holds
         assert found.first == behind
         with pytest.raises(ParityError, match=f"the first tensor that differs.* is {behind}; nothing was written"):
@@ -106,7 +106,7 @@ def test_a_window_read_as_another_is_found(theirs):
     """By the mask alone, which is the definition's or not, and by the logits where all of ours has another window."""
     made = theirs("mistral", sliding_window=60)
     made.network.blocks[1].attn.mask.window = 61
-    with pytest.raises(ParityError, match=r"blocks.1.attn.scores differs from the definition"):
+    with pytest.raises(ParityError, match=r"blocks.1.attn.scores differs from the reference"):
         made.parity()
     network = make_network(replace_window(made.network.architecture, 61))
     network.load_state_dict(made.network.state_dict())
@@ -147,15 +147,15 @@ def test_an_encoder_that_reads_padding_is_found(theirs):
     assert (found.worst[1], found.first) == ("a batch padded on the right", "encoder.blocks.1.resid_pre")
 
 
-def test_what_is_not_read_is_said(monkeypatch: pytest.MonkeyPatch, theirs):
-    monkeypatch.setattr("pellucid.verify.examine.MOST_IN_A_ROW", 60)
+def test_parts_that_are_not_compared_are_listed(monkeypatch: pytest.MonkeyPatch, theirs):
+    monkeypatch.setattr("pellucid.verify.coverage.MAX_ROW_TOKENS", 60)
     found = theirs("gemma3_text", sliding_window=70).parity()
-    assert found.unread == (
-        PACKED,
+    assert found.uncovered == (
+        PRODUCTS,
         "more than 60 tokens in a row",
         "attention across windows of 70 tokens, but for our masks",
     )
-    assert str(found).endswith(f"; not compared: {'; '.join(found.unread)}")
+    assert str(found).endswith(f"; not compared: {'; '.join(found.uncovered)}")
 
 
 def test_beside_the_definition_every_tensor_is_named():
@@ -190,5 +190,5 @@ def test_padding_itself_is_not_compared():
     assert not found.holds
     none = compare_logits(ours, [*theirs[:batch], *[None] * (len(theirs) - batch)], "another", probe)
     assert none.holds
-    assert none.unread == (PACKED, *(f"{c.name} (the other takes no such input)" for c in probe.cases[batch:]))
+    assert none.uncovered == (PRODUCTS, *(f"{c.name} (the other takes no such input)" for c in probe.cases[batch:]))
     assert replace(none, excess=1.1).holds is False

@@ -259,7 +259,7 @@ class VerifiedOptions:
     """What is printed."""
 
     tensors: Annotated[bool, option(), NoEffect(lambda o: o.as_json, "--json prints every tensor")] = False
-    """List each kind of tensor with its distance from the definition."""
+    """List each kind of tensor with its distance from the reference."""
     as_json: Annotated[bool, option(name="json")] = False
     """Print the report as JSON."""
 
@@ -272,9 +272,9 @@ def verify_command(
     model_options: Annotated[OpenedModelOptions, option(name="model")],
     output: VerifiedOptions,
 ) -> int:
-    """Check a model against its laws and its NumPy definition.
+    """Check a model against its laws and the NumPy reference.
 
-    The exit code is 1 if one is broken.
+    The exit code is 1 if a law is broken.
 
     Args:
         model: Check this run, this saved model, or this name on the Hugging Face hub.

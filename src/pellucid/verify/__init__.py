@@ -1,4 +1,4 @@
-"""Run the laws on your own model: compare the engine with its definition, and check what must hold for any weights.
+"""Run the laws on your own model: compare the engine with its reference, and check what must hold for any weights.
 
 report = verify(model)
 report.first      # the first tensor that differs from the reference, None if all agree

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from pellucid.model import Cache, Recorder, Transformer
 from pellucid.tensor_names import axes
-from pellucid.verify.cases import alone
+from pellucid.verify.cases import single_text
 from pellucid.verify.comparison import Subject
-from pellucid.verify.long_row import Compute, by_engine, first_difference
+from pellucid.verify.long_row import Compute, engine_computation, first_difference
 from pellucid.verify.report import Difference
 
 #: the value in the joined tensors where a piece has no column for a later key
@@ -19,18 +19,21 @@ LATER = {"scores": -torch.inf, "pattern": 0.0}
 
 
 def compare_cached(s: Subject, tokens: Tensor, sizes: Sequence[int]) -> tuple[Difference | None, float]:
-    """Compare a text in pieces of these sizes with the text at once: the first tensor that differs, and the
-    distance.
+    """Compare a text read in pieces of these sizes with the text read at once.
+
+    Returns the first tensor that differs and the distance of the streams, as `first_difference`.
     """
-    return first_difference(s.a, in_pieces(s.exact, tokens, sizes), by_engine(s.exact, alone(s.a, tokens)))
+    return first_difference(
+        s.a, cached_computation(s.exact, tokens, sizes), engine_computation(s.exact, single_text(s.a, tokens))
+    )
 
 
-def in_pieces(network: Transformer, tokens: Tensor, sizes: Sequence[int]) -> Compute:
+def cached_computation(network: Transformer, tokens: Tensor, sizes: Sequence[int]) -> Compute:
     """The named tensors of a text [1, n] that is read through a cache, in pieces of these sizes."""
 
     def compute(keep: Iterable[str]) -> Mapping[str, Any]:
         names, n = tuple(keep), tokens.size(1)
-        inputs, encoded = dict(alone(network.architecture, tokens).given), Recorder(names)
+        inputs, encoded = dict(single_text(network.architecture, tokens).inputs), Recorder(names)
         cache, start = Cache(network.architecture, capacity=n, dtype=torch.float64), 0
         pieces: list[Mapping[str, Tensor]] = []
         with torch.no_grad():

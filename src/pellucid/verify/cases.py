@@ -1,4 +1,4 @@
-"""Calls of a network, and the texts that the definition reads for each row of a call."""
+"""Calls of a network, and the texts that the reference reads for each row of a call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ ALL = slice(None)
 
 @dataclass(frozen=True)
 class ReferenceText:
-    """One text as the definition reads it, and the columns of a call that hold it.
+    """One text as the reference reads it, and the columns of a call that hold it.
 
     tokens, segments, source  [1, n] each; `source` are the tokens that the encoder reads
     positions                 [n]
@@ -43,13 +43,13 @@ class Case:
 
     name    what is special about it
     tokens  [batch, n]
-    given   the other inputs of the call, by name; `encoder_mask` is the mask of the encoder's own call
-    rows    the text that the definition reads for each row of the batch
+    inputs  the other inputs of the call, by name; `encoder_mask` is the mask of the encoder's own call
+    rows    the text that the reference reads for each row of the batch
     """
 
     name: str
     tokens: Tensor
-    given: dict[str, Tensor]
+    inputs: dict[str, Tensor]
     rows: tuple[ReferenceText, ...]
 
     def run(self, network: Transformer, tap: Tap = OFF) -> Tensor:
@@ -60,19 +60,19 @@ class Case:
     def call(self, network: Transformer, tap: Tap = OFF) -> Tensor:
         """The logits of the network on the CPU."""
         device = next(network.parameters()).device
-        inputs: dict[str, Any] = {name: value.to(device) for name, value in self.given.items()}
+        inputs: dict[str, Any] = {name: value.to(device) for name, value in self.inputs.items()}
         encoder_mask = inputs.pop("encoder_mask", None)
         if "source" in inputs:
             inputs["source"] = network.encode(inputs["source"], encoder_mask, tap)
         return network(self.tokens.to(device), tap=tap, **inputs).cpu()
 
 
-def alone(a: Architecture, tokens: Tensor, name: str = "", **given: Tensor) -> Case:
-    """A call with one text [1, n], with the inputs that the architecture needs and those in `given`."""
+def single_text(a: Architecture, tokens: Tensor, name: str = "", **more_inputs: Tensor) -> Case:
+    """A call with one text [1, n], with the inputs that the architecture needs and `more_inputs`."""
     inputs: dict[str, Any] = {} if a.encoder is None else {"source": source_of(a, tokens)}
     if a.n_segments:
         inputs["segments"] = segments(a, tokens.size(1))
-    inputs |= given
+    inputs |= more_inputs
     return Case(name, tokens, inputs, (ReferenceText(tokens, **inputs),))
 
 
@@ -147,7 +147,7 @@ def scatter_rows(values: Sequence[Tensor], columns: Sequence[slice], padding: Te
 
 
 @dataclass(frozen=True)
-class Place:
+class TextSlice:
     """The part of a call's tensors that belongs to one text: its row, its queries, its readable keys, its source."""
 
     row: int
@@ -155,7 +155,7 @@ class Place:
     keys: slice
     source: slice
 
-    def of(self, name: str) -> dict[str, slice]:
+    def columns(self, name: str) -> dict[str, slice]:
         """The columns of the text on the axes i and j of a tensor.
 
         Keys and values are those of the call itself: only scores and patterns show what a cache holds.
@@ -164,28 +164,28 @@ class Place:
             return {"i": self.source, "j": self.source}
         if ".cross." in name:
             return {"i": self.queries, "j": self.source}
-        return {"i": self.queries, "j": self.keys if is_by_key(name) else self.queries}
+        return {"i": self.queries, "j": self.keys if has_key_axis(name) else self.queries}
 
-    def cut(self, name: str, value: Any) -> Any:
+    def of_call(self, name: str, value: Any) -> Any:
         """The part of a call's tensor that belongs to the text [1, ...]; scores and patterns keep every key, padding
         too.
         """
-        own = self.of(name)
-        if is_by_key(name):
+        own = self.columns(name)
+        if has_key_axis(name):
             own["j"] = ALL
         return value[(slice(self.row, self.row + 1), *(own.get(axis, ALL) for axis in axes(name)[1:]))]
 
-    def expect(self, name: str, value: np.ndarray, n_keys: int) -> np.ndarray:
-        """A tensor of the text alone, spread over n_keys keys: hidden keys get -inf, and weight 0."""
-        keys = self.of(name).get("j", ALL)
-        if not is_by_key(name) or keys == ALL:
+    def with_all_keys(self, name: str, value: np.ndarray, n_keys: int) -> np.ndarray:
+        """A tensor of the text alone, with all n_keys keys of the call: other keys get score -inf and weight 0."""
+        keys = self.columns(name).get("j", ALL)
+        if not has_key_axis(name) or keys == ALL:
             return value
-        among = np.full((*value.shape[:-1], n_keys), -np.inf if name.endswith(".scores") else 0.0)
-        among[..., keys] = value
-        return among
+        values = np.full((*value.shape[:-1], n_keys), -np.inf if name.endswith(".scores") else 0.0)
+        values[..., keys] = value
+        return values
 
 
-def is_by_key(name: str) -> bool:
+def has_key_axis(name: str) -> bool:
     """Whether the last axis of a tensor is keys: scores and patterns."""
     return name.endswith((".scores", ".pattern"))
 

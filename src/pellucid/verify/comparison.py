@@ -1,4 +1,4 @@
-"""Run the engine and the definition on the same inputs, and measure how far apart their tensors are."""
+"""Run the engine and the reference on the same inputs, and measure how far apart their tensors are."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from pellucid.reference.tap import TensorRecorder as ReferenceTap
 from pellucid.reference.weights import weight_shapes
 from pellucid.tensor_names import names
 from pellucid.text.tokenizers.base import Tokenizer
-from pellucid.verify.cases import Case, Place, ReferenceText, alone
+from pellucid.verify.cases import Case, ReferenceText, TextSlice, single_text
 from pellucid.verify.report import TOLERANCE, Difference
 
 Weights = Mapping[str, np.ndarray]
@@ -59,11 +59,11 @@ class Subject:
 
 def run_engine(network: Transformer, tokens: Tensor, tap: Tap = OFF) -> Tensor:
     """The logits of one text on the CPU, without gradients."""
-    return alone(network.architecture, tokens).run(network, tap)
+    return single_text(network.architecture, tokens).run(network, tap)
 
 
-def define(a: Architecture, weights: Weights, row: ReferenceText, tap: NoRecorder) -> np.ndarray:
-    """The logits of a row by definition."""
+def run_reference(a: Architecture, weights: Weights, row: ReferenceText, tap: NoRecorder) -> np.ndarray:
+    """The reference's logits of a row."""
     inputs: dict[str, Any] = {}
     for name in ("segments", "positions", "mask", "source_mask"):
         if (value := getattr(row, name)) is not None:
@@ -73,12 +73,12 @@ def define(a: Architecture, weights: Weights, row: ReferenceText, tap: NoRecorde
     return reference.forward(a, weights, row.tokens.numpy(), tap=tap, **inputs)
 
 
-def defined(a: Architecture, weights: Weights, row: ReferenceText) -> dict[str, np.ndarray]:
-    """Every named tensor of a row by definition, in the order of computation."""
-    tap, known = ReferenceTap(), set(names(a))
-    define(a, weights, row, tap)
-    assert known <= tap.values.keys(), "the reference lacks a tensor of the table"
-    return {name: value for name, value in tap.values.items() if name in known}
+def reference_tensors(a: Architecture, weights: Weights, row: ReferenceText) -> dict[str, np.ndarray]:
+    """Every named tensor of a row by the reference, in the order of computation."""
+    tap, table = ReferenceTap(), set(names(a))
+    run_reference(a, weights, row, tap)
+    assert table <= tap.values.keys(), "the reference lacks a tensor of the table"
+    return {name: value for name, value in tap.values.items() if name in table}
 
 
 def compare(
@@ -94,7 +94,7 @@ def compare(
     if actual.shape != expected.shape:
         return Difference(name, None, f"shape {list(actual.shape)}, not {list(expected.shape)}")
     worst, top = 0.0, 1.0
-    for own, other in _slabs(actual, expected):
+    for own, other in _chunks(actual, expected):
         hidden = np.isneginf(other)
         if not np.array_equal(np.isneginf(own), hidden):
             return Difference(name, None, "other entries are -inf")
@@ -106,7 +106,7 @@ def compare(
     return Difference(name, worst / (top if scale is None else scale), tolerance=tolerance)
 
 
-def _slabs(one: np.ndarray, other: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _chunks(one: np.ndarray, other: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Both arrays in slices of bounded size."""
     one, other = one.reshape(-1), other.reshape(-1)
     for start in range(0, len(one), COMPARED_AT_ONCE):
@@ -119,7 +119,7 @@ def largest(*arrays: np.ndarray) -> float:
 
 
 def weights_of(network: Transformer) -> dict[str, np.ndarray]:
-    """The weights in the form that the definition takes."""
+    """The weights in the form that the reference takes."""
     return {name: p.detach().numpy() for name, p in state_of(network).items()}
 
 
@@ -139,9 +139,9 @@ def worst_of(differences: Iterable[Difference]) -> tuple[Difference, ...]:
 def compare_case(
     network: Transformer, case: Case, expected: Sequence[Mapping[str, np.ndarray]]
 ) -> tuple[Difference, ...]:
-    """Compare every named tensor of the call: the worst over its rows, in the definition's order of computation.
+    """Compare every named tensor of the call: the worst over its rows, in the reference's order of computation.
 
-    expected   the tensors of each row by definition (`defined`)
+    expected   the tensors of each row (`reference_tensors`)
 
     Logits are compared for a call without a tap and for one with a tap.
     """
@@ -149,28 +149,28 @@ def compare_case(
     recorded, plain = case.run(network, recorder), case.run(network)
     differences: list[Difference] = []
     for r, (row, tensors) in enumerate(zip(case.rows, expected, strict=True)):
-        slot = Place(r, row.columns, row.columns, row.source_columns)
-        differences += (compare_at(slot, name, recorder.values.get(name), value) for name, value in tensors.items())
-        differences += (compare_at(slot, "logits", logits, tensors["logits"]) for logits in (recorded, plain))
+        text = TextSlice(r, row.columns, row.columns, row.source_columns)
+        differences += (compare_at(text, name, recorder.values.get(name), value) for name, value in tensors.items())
+        differences += (compare_at(text, "logits", logits, tensors["logits"]) for logits in (recorded, plain))
     return worst_of(differences)
 
 
-def compare_at(slot: Place, name: str, tensor: Tensor | None, expected: np.ndarray) -> Difference:
-    """Compare the part of a call's tensor that belongs to one text with the definition's tensor of that text alone."""
+def compare_at(text: TextSlice, name: str, tensor: Tensor | None, expected: np.ndarray) -> Difference:
+    """Compare the part of a call's tensor that belongs to one text with the reference's tensor of that text alone."""
     if tensor is None:
         return compare(name, None, expected)
-    return compare(name, slot.cut(name, tensor), slot.expect(name, expected, tensor.size(-1)))
+    return compare(name, text.of_call(name, tensor), text.with_all_keys(name, expected, tensor.size(-1)))
 
 
 def compare_tensors(subject: Subject) -> tuple[Difference, ...]:
-    """Compare every named tensor and the loss: the worst over the prompts, in the definition's order of computation.
+    """Compare every named tensor and the loss: the worst over the prompts, in the reference's order of computation.
 
     Raises ValueError if the network's parameters are not those of its architecture.
     """
     differences: list[Difference] = []
     for tokens in subject.tokens:
-        case = alone(subject.a, tokens)
-        expected = defined(subject.a, subject.weights, case.rows[0])
+        case = single_text(subject.a, tokens)
+        expected = reference_tensors(subject.a, subject.weights, case.rows[0])
         differences += compare_case(subject.exact, case, [expected])
         if tokens.size(1) > 1:
             loss = F.cross_entropy(case.run(subject.exact)[0, :-1], tokens[0, 1:])
@@ -185,8 +185,8 @@ def compare_gradients(subject: Subject, n: int) -> tuple[Difference, ...]:
     parameters are not those of its architecture.
     """
     a, exact, tokens = subject.a, subject.exact, subject.longest[:, :n]
-    case = alone(a, tokens)
-    inputs: dict[str, Any] = {name: value.numpy() for name, value in case.given.items()}
+    case = single_text(a, tokens)
+    inputs: dict[str, Any] = {name: value.numpy() for name, value in case.inputs.items()}
     parameters = {name: p.requires_grad_() for name, p in exact.named_parameters()}
     if wrong := parameters.keys() ^ weight_shapes(a).keys():
         raise ValueError(f"the network's parameters and its architecture's differ in {', '.join(sorted(wrong))}")

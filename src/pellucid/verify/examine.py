@@ -1,4 +1,4 @@
-"""Run every law on one model and report the results."""
+"""Run every check on one model and report the results."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -7,29 +7,27 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pellucid.architecture import Architecture
 from pellucid.model import Transformer
 from pellucid.model.embed import NoReadout, ReadoutError
 from pellucid.model.modes import in_evaluation_mode
 from pellucid.model.weights import state_of
 from pellucid.reference.tap import OFF
-from pellucid.text.tokenizers.base import SEPARATOR, Tokenizer
-from pellucid.verify import laws, reference_laws
-from pellucid.verify.cases import alone
-from pellucid.verify.comparison import Subject, compare, compare_tensors, define, run_engine
-from pellucid.verify.report import Check, Difference, Report, Result
-from pellucid.verify.unread import what_is_not_read
-
-#: how many multiplications by weights a prompt may cost, which limits its tokens
-AFFORDABLE, MOST_TOKENS = 2e9, 48
-#: the same for the long row (GPT-2 small's 124 million weights are read with 1,024 tokens), its logits, and its tokens
-AFFORDABLE_ROW, MOST_LOGITS, MOST_IN_A_ROW = 1.3e11, 2**26, 1024
-NOT_COMPARED = "nothing can be compared: engine = reference says why"
-PROMPTS = (
-    "To be, or not to be, that is the question:\nWhether 'tis nobler in the mind to suffer",
-    "na\u00efve caf\u00e9, \u03a9\u03bc\u03ad\u03b3\u03b1, \u65e5\u672c\u8a9e and\ttabs; 3.14159 is not 22/7",
-    f"def f(x):\n    return x**2  # {SEPARATOR} is only text here\n",
+from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.verify.cases import single_text
+from pellucid.verify.checks import MODEL_CHECKS, REFERENCE_CHECKS, check_forward
+from pellucid.verify.comparison import Subject, compare, compare_tensors, run_engine, run_reference
+from pellucid.verify.coverage import (
+    PROMPTS,
+    far_positions,
+    long_row_length,
+    prompt_length,
+    prompt_tokens,
+    uncovered_by_row,
 )
+from pellucid.verify.report import Check, Difference, Report, Result
+from pellucid.verify.windows import max_keys
+
+NOT_COMPARED = "nothing can be compared: engine = reference says why"
 
 
 class VerifiedModel(Protocol):
@@ -72,56 +70,50 @@ def verify(
         raise ValueError("prompts need a tokenizer and at least one text: give both, or neither")
     texts = PROMPTS if prompts is None else tuple(prompts)
     n_parameters = sum(p.numel() for p in state_of(network).values())
-    n = max(2, min(MOST_TOKENS, int(AFFORDABLE / max(n_parameters, 1))))
-    tokens = read_prompts(network.architecture, tokenizer, texts, n)
+    tokens = prompt_tokens(network.architecture, tokenizer, texts, prompt_length(n_parameters))
     with in_evaluation_mode(network):
         exact = copy.deepcopy(network).to("cpu", torch.float64)
-        n_row = longest_row(network.architecture, n_parameters)
+        n_row = long_row_length(network.architecture, n_parameters)
         subject = Subject(network, exact, tokenizer, texts, tokens, n_row)
-        tensors, problem = _compare(subject)
-        checks = [Check("engine = reference", *reference_laws.engine_is_reference(tensors, problem))]
-        for name, law in (reference_laws.LAWS | laws.LAWS).items():
+        tensors, problem = _compare_prompts(subject)
+        checks = [Check("engine = reference", *check_forward(tensors, problem))]
+        for name, check in (REFERENCE_CHECKS | MODEL_CHECKS).items():
             if progress:
                 progress(name)
-            applies = not (problem and name in reference_laws.LAWS)
-            checks.append(Check(name, *(_applied(law, subject) if applies else Result(None, NOT_COMPARED))))
+            applies = not (problem and name in REFERENCE_CHECKS)
+            checks.append(Check(name, *(_run_check(check, subject) if applies else Result(None, NOT_COMPARED))))
         own = Difference("logits", None, "an unknown distance") if problem else _own_precision(subject)
-        unread = what_is_not_read(subject)
     dtype = str(next(network.parameters()).dtype).removeprefix("torch.")
-    return Report(tuple(checks), tensors, n_parameters, tuple(t.size(1) for t in tokens), dtype, own, unread)
+    return Report(
+        tuple(checks), tensors, n_parameters, tuple(t.size(1) for t in tokens), dtype, own, uncovered_parts(subject)
+    )
 
 
-def longest_row(a: Architecture, n_parameters: int) -> int:
-    """How many tokens are read in one row: 1,024, or fewer if the context, the time or the memory is less."""
-    affordable = min(int(AFFORDABLE_ROW / max(n_parameters, 1)), MOST_LOGITS // a.n_vocab, MOST_IN_A_ROW)
-    return min(a.n_ctx, max(2, affordable))
+def uncovered_parts(subject: Subject) -> tuple[str, ...]:
+    """One line for each part of the model of which nothing is compared."""
+    a, n_row = subject.a, subject.n_row
+    lines = uncovered_by_row(a, n_row)
+    if n_row < a.n_ctx:
+        n_far = int((far_positions(a.n_ctx, n_row, subject.longest.size(1)) >= n_row).sum())
+        lines.append(f"{a.n_ctx - n_row - n_far:,} of the {a.n_ctx - n_row:,} positions from {n_row:,} on")
+    if max_keys(a) < a.n_ctx:
+        lines.append(f"masks of more than {max_keys(a):,} keys")
+    return (*lines, "dropout, compiled graphs and steps, int8 and int4 products")
 
 
-def read_prompts(a: Architecture, tokenizer: Tokenizer | None, texts: Sequence[str], n: int) -> tuple[Tensor, ...]:
-    """The first n tokens of each text [1, <= n], or random ones without a tokenizer."""
-    n = min(n, a.n_ctx)
-    if tokenizer is None:
-        generator = torch.Generator().manual_seed(0)
-        return tuple(torch.randint(0, a.n_vocab, (1, n), generator=generator) for _ in range(2))
-    # an empty text has no token, so the separator is read instead
-    ids = [tokenizer.encode(text)[:n] or [tokenizer.separator] for text in texts]
-    # ids beyond the embedding break a law of their own and must not stop the others
-    return tuple(torch.tensor([i]) % a.n_vocab for i in ids)
-
-
-def _compare(subject: Subject) -> tuple[tuple[Difference, ...], Result | None]:
+def _compare_prompts(subject: Subject) -> tuple[tuple[Difference, ...], Result | None]:
     """Compare the tensors, or say why they cannot be compared."""
-    if wrong := copied_wrongly(subject):
+    if wrong := first_miscopied_tensor(subject):
         return (), Result(False, f"{wrong} is not that of the network's own copy in float64", wrong)
     try:
         return compare_tensors(subject), None
     except ValueError as error:
         return (), Result(False, str(error))
     except Exception as error:
-        return (), Result(False, _said(error))
+        return (), Result(False, _in_one_line(error))
 
 
-def copied_wrongly(subject: Subject) -> str:
+def first_miscopied_tensor(subject: Subject) -> str:
     """The first parameter or table that is missing or different in the float64 copy, "" if none.
 
     A copy builds its tables anew and ties its readout again, so an error there would disappear in the copy.
@@ -139,21 +131,21 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.nan_to_num(1e30), other.nan_to_num(1e30))
 
 
-def _applied(law: Callable[[Subject], Result], subject: Subject) -> Result:
-    """The result of a law; a model that cannot be computed breaks it."""
+def _run_check(check: Callable[[Subject], Result], subject: Subject) -> Result:
+    """The result of a check; a model that cannot be computed breaks its law."""
     try:
-        return law(subject)
+        return check(subject)
     except Exception as error:
-        return Result(False, _said(error))
+        return Result(False, _in_one_line(error))
 
 
-def _said(error: Exception) -> str:
+def _in_one_line(error: Exception) -> str:
     """An error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _own_precision(subject: Subject) -> Difference:
     """The error of the logits in the model's own precision."""
-    row = alone(subject.a, subject.longest).rows[0]
-    expected = define(subject.a, subject.weights, row, OFF)
+    row = single_text(subject.a, subject.longest).rows[0]
+    expected = run_reference(subject.a, subject.weights, row, OFF)
     return compare("logits", run_engine(subject.network, subject.longest).double(), expected)

@@ -14,14 +14,14 @@ from pellucid.model import Recorder, Transformer
 from pellucid.reference.tap import NoRecorder
 from pellucid.tensor_names import names
 from pellucid.verify.cases import Case
-from pellucid.verify.comparison import Weights, compare, define
+from pellucid.verify.comparison import Weights, compare, run_reference
 from pellucid.verify.report import Difference
 
 Compute = Callable[[Iterable[str]], Mapping[str, Any]]
 
 
-class Keep(NoRecorder):
-    """A tap for the definition that records only the tensors of these names."""
+class SelectiveRecorder(NoRecorder):
+    """A tap for the reference that records only the tensors of these names."""
 
     def __init__(self, keep: Iterable[str]):
         self.keep, self.prefix = frozenset(keep), ""
@@ -32,58 +32,60 @@ class Keep(NoRecorder):
             self.values[self.prefix + name] = np.asarray(value)
         return value
 
-    def at(self, scope: str) -> "Keep":
+    def at(self, scope: str) -> "SelectiveRecorder":
         inner = object.__new__(type(self))
         inner.__dict__.update(self.__dict__, prefix=f"{self.prefix}{scope}.")
         return inner
 
 
 def stages(a: Architecture) -> dict[str, tuple[str, ...]]:
-    """The stream's tensors that are compared first, each with the tensors on the way to it."""
+    """The stream's tensors that are compared first, each with the tensors that lead to it."""
     stages_by_name: dict[str, tuple[str, ...]] = {}
-    passed: list[str] = []
+    pending: list[str] = []
     for name in names(a):
-        passed.append(name)
+        pending.append(name)
         if name.endswith(("resid_pre", "resid_post", "logits")) or name in ("final_norm", "encoder.final_norm"):
-            stages_by_name[name], passed = tuple(passed), []
+            stages_by_name[name], pending = tuple(pending), []
     return stages_by_name
 
 
-def first_difference(a: Architecture, ours: Compute, theirs: Compute) -> tuple[Difference | None, float]:
+def first_difference(a: Architecture, engine: Compute, reference: Compute) -> tuple[Difference | None, float]:
     """The first tensor in which two computations differ (None if all agree), and the distance of their streams."""
-    on_the_way, worst = stages(a), 0.0
-    own, expected = ours(on_the_way), theirs(on_the_way)
-    for stage, inside in ((stage, inside) for stage, inside in on_the_way.items() if stage in expected):
-        difference = compare(stage, own.get(stage), expected[stage])
+    names_by_stage, worst = stages(a), 0.0
+    actual, expected = engine(names_by_stage), reference(names_by_stage)
+    for stage, names_inside in names_by_stage.items():
+        if stage not in expected:
+            continue
+        difference = compare(stage, actual.get(stage), expected[stage])
         if not difference.small:
-            return _first_inside(inside, difference, ours, theirs), difference.size
+            return _first_inside(names_inside, difference, engine, reference), difference.size
         worst = max(worst, difference.size)
     return None, worst
 
 
-def _first_inside(names: Iterable[str], last: Difference, ours: Compute, theirs: Compute) -> Difference:
+def _first_inside(names: Iterable[str], last: Difference, engine: Compute, reference: Compute) -> Difference:
     """The first of these tensors that differs; the last is known to differ."""
-    own, expected = ours(names), theirs(names)
-    # in the order in which the definition computes them: scores before the pattern, and so on
-    differences = (compare(name, own.get(name), value) for name, value in expected.items())
+    actual, expected = engine(names), reference(names)
+    # in the order in which the reference computes them: scores before the pattern, and so on
+    differences = (compare(name, actual.get(name), value) for name, value in expected.items())
     return next((d for d in differences if not d.small), last)
 
 
-def remembered(compute: Compute) -> Compute:
+def keep_last_result(compute: Compute) -> Compute:
     """The same computation, which remembers its last result for a repeated request."""
     last: dict[frozenset[str], Mapping[str, Any]] = {}
 
     def answer(keep: Iterable[str]) -> Mapping[str, Any]:
-        asked = frozenset(keep)
-        if asked not in last:
+        names = frozenset(keep)
+        if names not in last:
             last.clear()
-            last[asked] = compute(asked)
-        return last[asked]
+            last[names] = compute(names)
+        return last[names]
 
     return answer
 
 
-def by_engine(network: Transformer, case: Case) -> Compute:
+def engine_computation(network: Transformer, case: Case) -> Compute:
     """The network on a case, as a computation for `first_difference`."""
 
     def compute(keep: Iterable[str]) -> Mapping[str, Any]:
@@ -94,12 +96,12 @@ def by_engine(network: Transformer, case: Case) -> Compute:
     return compute
 
 
-def by_definition(a: Architecture, weights: Weights, case: Case) -> Compute:
-    """The definition on a case of one row, as a computation for `first_difference`."""
+def reference_computation(a: Architecture, weights: Weights, case: Case) -> Compute:
+    """The reference on a case of one row, as a computation for `first_difference`."""
 
     def compute(keep: Iterable[str]) -> Mapping[str, Any]:
-        tap = Keep(keep)
-        define(a, weights, case.rows[0], tap)
+        tap = SelectiveRecorder(keep)
+        run_reference(a, weights, case.rows[0], tap)
         return tap.values
 
     return compute

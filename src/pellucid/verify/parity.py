@@ -15,24 +15,36 @@ from pellucid.parameter_counts import count_parameters
 from pellucid.reference.tap import OFF
 from pellucid.tensor_names import names
 from pellucid.text.tokenizers.base import Tokenizer
-from pellucid.verify.cases import Case, Place, alone, padded_batch, real_columns
-from pellucid.verify.comparison import compare, compare_case, define, defined, first_wrong
-from pellucid.verify.examine import AFFORDABLE, MOST_TOKENS, PROMPTS, longest_row, read_prompts
-from pellucid.verify.long_row import by_definition, by_engine, first_difference
-from pellucid.verify.reference_laws import BATCH_TOKENS, POSITIONS, spread_positions
+from pellucid.verify.cases import Case, TextSlice, padded_batch, real_columns, single_text
+from pellucid.verify.comparison import (
+    COMPARED_AT_ONCE,
+    compare,
+    compare_case,
+    first_wrong,
+    reference_tensors,
+    run_reference,
+)
+from pellucid.verify.coverage import (
+    MAX_BATCH_TOKENS,
+    PROMPTS,
+    far_positions,
+    long_row_length,
+    prompt_length,
+    prompt_tokens,
+    uncovered_by_row,
+)
+from pellucid.verify.long_row import engine_computation, first_difference, reference_computation
 from pellucid.verify.report import TOLERANCE
 from pellucid.verify.windows import compare_masks
 
 #: tolerance relative to max(1, largest logit): float64 up to this many parameters, then float32; the families' own
 #: tables are float32
-EXACT_UP_TO = 3 * 10**8
+MAX_FLOAT64_PARAMETERS = 3 * 10**8
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3}
 #: transformers computes rotary angles in float32; this many times the resulting change of our logits is allowed
-TIMES = 4.0
+ROUNDING_FACTOR = 4.0
 #: the relative precision of a float32 table
-FLOAT32_DIGITS = 1e-6
-#: how many logits are compared at a time
-COMPARED_AT_ONCE = 2**22
+FLOAT32_TOLERANCE = 1e-6
 #: lower ids are padding and other special tokens in many vocabularies, which RoBERTa gives no position
 FIRST_ID = 3
 
@@ -53,7 +65,7 @@ class Parity:
     allowed    the allowed rounding error of that text's logits, relative to `scale`
     worst      the number of that text, and what is special about it
     first      the first tensor that differs there, among those that both implementations show
-    unread     parts of the model that were not compared
+    uncovered  parts of the model that were not compared
     of_source  that of our reading of the source with the source's own implementation, where that is another one
     """
 
@@ -68,7 +80,7 @@ class Parity:
     allowed: float = 0.0
     worst: tuple[int, str] = (0, "")
     first: str = ""
-    unread: tuple[str, ...] = ()
+    uncovered: tuple[str, ...] = ()
     of_source: "Parity | None" = None
 
     @property
@@ -87,7 +99,7 @@ class Parity:
 
     def __str__(self) -> str:
         source = f"; of the source: {self.of_source.figures}" if self.of_source else ""
-        return self.figures + source + (f"; not compared: {'; '.join(self.unread)}" if self.unread else "")
+        return self.figures + source + (f"; not compared: {'; '.join(self.uncovered)}" if self.uncovered else "")
 
     def named(self, find: Callable[[int], str]) -> "Parity":
         """The same; if it does not hold, with the first tensor that differs, which `find` looks for in the
@@ -108,12 +120,12 @@ class Parity:
 
 @dataclass(frozen=True)
 class ProbeInput:
-    """The texts that both implementations read, and what they leave out."""
+    """The texts that both implementations read, and what they do not cover."""
 
     a: Architecture
     cases: tuple[Case, ...]
     dtype: torch.dtype
-    unread: tuple[str, ...] = ()
+    uncovered: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> tuple[Tensor, ...]:
@@ -123,27 +135,27 @@ class ProbeInput:
     @property
     def given(self) -> dict[str, list[Tensor | None]]:
         """The other inputs by transformers' names, one for each call, None if it has no such input."""
-        each = [their_inputs(self.a, case) for case in self.cases]
+        each = [transformers_inputs(self.a, case) for case in self.cases]
         input_names = {name for inputs in each for name in inputs}
         return {name: [inputs.get(name) for inputs in each] for name in sorted(input_names)}
 
 
-def their_inputs(a: Architecture, case: Case) -> dict[str, Tensor]:
+def transformers_inputs(a: Architecture, case: Case) -> dict[str, Tensor]:
     """The inputs of transformers besides the tokens, for the same call."""
     inputs, n = {}, case.tokens.size(1)
-    if "source" in case.given:
-        inputs["input_ids"] = case.given["source"]
-    if "segments" in case.given:
-        inputs["token_type_ids"] = case.given["segments"]
-    if "positions" in case.given and (a.adds_positions or a.rotates_somewhere):
-        inputs["position_ids"] = case.given["positions"].expand(case.tokens.shape)
+    if "source" in case.inputs:
+        inputs["input_ids"] = case.inputs["source"]
+    if "segments" in case.inputs:
+        inputs["token_type_ids"] = case.inputs["segments"]
+    if "positions" in case.inputs and (a.adds_positions or a.rotates_somewhere):
+        inputs["position_ids"] = case.inputs["positions"].expand(case.tokens.shape)
     if len(case.rows) > 1 or "position_ids" in inputs:
         # without a mask, transformers reads non-consecutive positions as texts packed into one row
         real = real_columns([row.columns for row in case.rows], n).long()
         inputs["attention_mask" if a.encoder is None else "decoder_attention_mask"] = real
-    if len(case.rows) > 1 and "source" in case.given:
+    if len(case.rows) > 1 and "source" in case.inputs:
         columns = [row.source_columns for row in case.rows]
-        inputs["attention_mask"] = real_columns(columns, case.given["source"].size(1)).long()
+        inputs["attention_mask"] = real_columns(columns, case.inputs["source"].size(1)).long()
     return inputs
 
 
@@ -153,33 +165,24 @@ def make_probe(a: Architecture, tokenizer: Tokenizer | None) -> ProbeInput:
     Larger models get fewer tokens.
     """
     n_parameters = count_parameters(a)["total"]
-    n = max(2, min(MOST_TOKENS, int(AFFORDABLE / max(n_parameters, 1))))
-    texts = [text if tokenizer else without_specials(a, text) for text in read_prompts(a, tokenizer, PROMPTS, n)]
-    n_row, longest = longest_row(a, n_parameters), max(text.size(1) for text in texts)
-    cases = [alone(a, text) for text in texts]
+    prompts = prompt_tokens(a, tokenizer, PROMPTS, prompt_length(n_parameters))
+    texts = [text if tokenizer else without_specials(a, text) for text in prompts]
+    n_row, longest = long_row_length(a, n_parameters), max(text.size(1) for text in texts)
+    cases = [single_text(a, text) for text in texts]
     if n_row > longest:
-        cases.append(alone(a, draw(a, n_row), f"a row of {n_row} tokens"))
-    positions = spread_positions(a.n_ctx, min(POSITIONS, n_row) if n_row < a.n_ctx else longest)
+        cases.append(single_text(a, probe_tokens(a, n_row), f"a row of {n_row} tokens"))
+    positions = far_positions(a.n_ctx, n_row, longest)
     name = f"{len(positions)} tokens at positions up to {a.n_ctx - 1}"
     if a.adds_positions or a.rotates_somewhere:
-        cases.append(alone(a, draw(a, len(positions)), name, positions=positions))
-    widest = min(longest, BATCH_TOKENS)
-    rows = [draw(a, k) for k in ((widest + 1) // 2, widest, 1)]
+        cases.append(single_text(a, probe_tokens(a, len(positions)), name, positions=positions))
+    widest = min(longest, MAX_BATCH_TOKENS)
+    rows = [probe_tokens(a, k) for k in ((widest + 1) // 2, widest, 1)]
     cases += [padded_batch(a, rows, side) for side in ("left", "right")]
-    dtype = torch.float64 if n_parameters <= EXACT_UP_TO else torch.float32
-    return ProbeInput(a, tuple(cases), dtype, tuple(_unread(a, n_row)))
+    dtype = torch.float64 if n_parameters <= MAX_FLOAT64_PARAMETERS else torch.float32
+    return ProbeInput(a, tuple(cases), dtype, ("int8 and int4 products", *uncovered_by_row(a, n_row)))
 
 
-def _unread(a: Architecture, n_row: int) -> Iterator[str]:
-    """The parts of the model that the longest row does not reach."""
-    yield "int8 and int4 products"
-    if n_row < a.n_ctx:
-        yield f"more than {n_row:,} tokens in a row"
-    if wide := sorted({w for layer in range(a.n_layers) if n_row <= (w := a.window(layer)) < a.n_ctx}):
-        yield f"attention across windows of {', '.join(f'{w:,}' for w in wide)} tokens, but for our masks"
-
-
-def draw(a: Architecture, n: int) -> Tensor:
+def probe_tokens(a: Architecture, n: int) -> Tensor:
     """Random tokens [1, n]."""
     return without_specials(a, torch.randint(0, a.n_vocab, (1, n), generator=torch.Generator().manual_seed(n)))
 
@@ -195,15 +198,15 @@ def our_logits(network: Transformer, probe: ProbeInput) -> list[Tensor]:
 
 
 def check_masks(network: Transformer) -> None:
-    """Raise ParityError if a mask differs from the definition's, up to the end of the context.
+    """Raise ParityError if a mask differs from the reference's, up to the end of the context.
 
     This covers windows that are too wide for a row; the other implementation's masks cannot be inspected.
     """
     weights = {name: p.double().cpu().numpy() for name, p in state_of(network).items() if "relative" in name}
     exact = network.embed.token.weight.dtype == torch.float64
-    first = first_wrong(compare_masks(network, weights, TOLERANCE if exact else FLOAT32_DIGITS))
+    first = first_wrong(compare_masks(network, weights, TOLERANCE if exact else FLOAT32_TOLERANCE))
     if first is not None:
-        raise ParityError(f"{first.name} differs from the definition: {first}; nothing was written")
+        raise ParityError(f"{first.name} differs from the reference: {first}; nothing was written")
 
 
 def logits_of_float32_angles(network: Transformer, probe: ProbeInput) -> list[Tensor] | None:
@@ -218,28 +221,28 @@ def logits_of_float32_angles(network: Transformer, probe: ProbeInput) -> list[Te
 def float32_angles(network: Transformer) -> Iterator[None]:
     """Use i w_k as a product of float32 numbers, rounded to float32: off by up to 2^-24 i."""
     tables = [module for module in network.modules() if isinstance(module, RotaryTable) and module.exact.size(2) > 1]
-    saved_tables = [table.values for table in tables]
+    saved_values = [table.values for table in tables]
     try:
         for table in tables:
             angle = torch.atan2(table.exact[1, :, 1], table.exact[0, :, 1]).float()  # w_k: the angles of position 1
-            places = torch.arange(table.exact.size(2), dtype=torch.float32)
-            angles = (places[:, None] * angle[:, None]).double()
+            positions = torch.arange(table.exact.size(2), dtype=torch.float32)
+            angles = (positions[:, None] * angle[:, None]).double()
             factor = table.exact[0, :, :1]  # c cos 0
             table.values = (factor * torch.stack([angles.cos(), angles.sin()])).to(table.values)
         yield
     finally:
-        for table, values in zip(tables, saved_tables, strict=True):
+        for table, values in zip(tables, saved_values, strict=True):
             table.values = values
 
 
 def defined_logits(network: Transformer, probe: ProbeInput) -> list[Tensor]:
-    """The logits by definition, in NumPy float64, of each text alone; 0 at padding."""
+    """The reference's logits, in NumPy float64, of each text alone; 0 at padding."""
     weights = {name: p.double().cpu().numpy() for name, p in state_of(network).items()}
     logits_list = []
     for case in probe.cases:
         logits = torch.zeros(*case.tokens.shape, probe.a.n_vocab, dtype=torch.float64)
         for r, row in enumerate(case.rows):
-            logits[r, row.columns] = torch.from_numpy(define(probe.a, weights, row, OFF))[0]
+            logits[r, row.columns] = torch.from_numpy(run_reference(probe.a, weights, row, OFF))[0]
         logits_list.append(logits)
     return logits_list
 
@@ -279,8 +282,8 @@ def compare_logits(
     for number in sums_of_case:
         # transformers reads padded batches in float32
         usual = TOLERANCES[torch.float32 if len(probe.cases[number].rows) > 1 else probe.dtype]
-        known = 0.0 if rounded is None else _farthest(rounded[number], ours[number])
-        allowed[number] = (usual if tolerance is None else tolerance) * total.scale + TIMES * known
+        rounding = 0.0 if rounded is None else _max_difference(rounded[number], ours[number])
+        allowed[number] = (usual if tolerance is None else tolerance) * total.scale + ROUNDING_FACTOR * rounding
     worst = max(sums_of_case, key=lambda number: sums_of_case[number].largest / allowed[number])
     return Parity(
         other,
@@ -293,16 +296,16 @@ def compare_logits(
         sums_of_case[worst].largest / allowed[worst],
         allowed[worst] / total.scale,
         (worst, probe.cases[worst].name),
-        unread=(*probe.unread, *_not_taken(probe, theirs)),
+        uncovered=(*probe.uncovered, *_unsupported_calls(probe, theirs)),
     )
 
 
-def _farthest(one: Tensor, other: Tensor) -> float:
-    """max |one - other|"""
+def _max_difference(one: Tensor, other: Tensor) -> float:
+    """max |one - other| of two tensors of one shape."""
     return max((a - b).abs().max().item() for a, b in _slabs(one.flatten(0, 1), other.flatten(0, 1)))
 
 
-def _not_taken(probe: ProbeInput, theirs: Sequence[Tensor | None]) -> Iterator[str]:
+def _unsupported_calls(probe: ProbeInput, theirs: Sequence[Tensor | None]) -> Iterator[str]:
     """The calls whose inputs the other implementation does not have."""
     for case, logits in zip(probe.cases, theirs, strict=True):
         if logits is None:
@@ -343,19 +346,19 @@ def _slabs(ours: Tensor, theirs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 def first_of_networks(ours: Transformer, theirs: Transformer, case: Case) -> str:
     """The first tensor in which two networks of one architecture differ."""
-    first, _ = first_difference(ours.architecture, by_engine(ours, case), by_engine(theirs, case))
+    first, _ = first_difference(ours.architecture, engine_computation(ours, case), engine_computation(theirs, case))
     return "" if first is None else first.name
 
 
 def first_beside_definition(ours: Transformer, weights: Transformer, case: Case) -> str:
-    """The first tensor in which a network differs from the definition on the weights of another."""
+    """The first tensor in which a network differs from the reference on the weights of another."""
     arrays = {name: p.double().cpu().numpy() for name, p in state_of(weights).items()}
     if len(case.rows) > 1:
-        expected = [defined(ours.architecture, arrays, row) for row in case.rows]
+        expected = [reference_tensors(ours.architecture, arrays, row) for row in case.rows]
         first = first_wrong(compare_case(ours, case, expected))
     else:
         first, _ = first_difference(
-            ours.architecture, by_engine(ours, case), by_definition(ours.architecture, arrays, case)
+            ours.architecture, engine_computation(ours, case), reference_computation(ours.architecture, arrays, case)
         )
     return "" if first is None else first.name
 
@@ -365,22 +368,22 @@ def first_of_streams(ours: Transformer, case: Case, hidden: Sequence[Tensor | No
 
     hidden   these tensors, the encoder's first; if their number differs from ours, the result is ""
     """
-    shown = shown_by_transformers(ours.architecture)
-    if len(shown) != len(hidden):
+    state_names = hidden_state_names(ours.architecture)
+    if len(state_names) != len(hidden):
         return ""
-    recorder = Recorder(shown)
+    recorder = Recorder(state_names)
     case.run(ours, recorder)
-    for name, theirs in zip(shown, hidden, strict=True):
+    for name, theirs in zip(state_names, hidden, strict=True):
         assert theirs is not None
         for r, row in enumerate(case.rows):
-            slot = Place(r, row.columns, row.columns, row.source_columns)
-            expected = slot.cut(name, theirs).numpy()
-            if not compare(name, slot.cut(name, recorder.values[name]), expected, tolerance=tolerance).small:
+            text = TextSlice(r, row.columns, row.columns, row.source_columns)
+            expected = text.of_call(name, theirs).numpy()
+            if not compare(name, text.of_call(name, recorder.values[name]), expected, tolerance=tolerance).small:
                 return name
     return "logits"
 
 
-def shown_by_transformers(a: Architecture) -> list[str]:
+def hidden_state_names(a: Architecture) -> list[str]:
     """Our names of the tensors in its `hidden_states`."""
     known, state_names = names(a), []
     for prefix, part in (("encoder.", a.encoder), ("", a)):

@@ -67,10 +67,10 @@ class Difference:
 class Report:
     """The results of `verify`.
 
-    tensors   those of the prompts, in the definition's order of computation
+    tensors   those of the prompts, in the reference's order of computation
     n_tokens  how many tokens of each prompt were read
     own       the error of the model's logits in its own precision `dtype`
-    unread    parts of the model that were not compared
+    uncovered    parts of the model that were not compared
     """
 
     checks: tuple[Check, ...]
@@ -79,7 +79,7 @@ class Report:
     n_tokens: tuple[int, ...]
     dtype: str
     own: Difference
-    unread: tuple[str, ...] = ()
+    uncovered: tuple[str, ...] = ()
 
     @property
     def first(self) -> str | None:
@@ -125,7 +125,7 @@ class Report:
         elif wrong := next((t.name for t in self.tensors if not t.small), None):
             console.print(_neighbours_table(self.tensors, wrong), "")
         console.print(f"as it runs, in {self.dtype}: logits within {self.own} of the reference", highlight=False)
-        for line in self.unread:
+        for line in self.uncovered:
             console.print(f"not compared: {line}", style="dim", highlight=False, markup=False)
         for line in self.conclusion():
             console.print(line, style="bold", highlight=False, markup=False)
