@@ -25,8 +25,8 @@ seconds = time.monotonic() - began
 rows = [json.loads(line) for line in open(run.path / "metrics.jsonl")]
 rates = [row["learning_rate"] for row in rows if "learning_rate" in row]
 print(json.dumps({
-    "seconds": seconds, "steps": run.step, "planned": run.recipe.planned,
-    "decay": run.recipe.decay[0] if run.recipe.decay else 0,
+    "seconds": seconds, "steps": run.step, "planned": run.recipe.record.planned,
+    "decay": run.recipe.record.decay[0] if run.recipe.record.decay else 0,
     "last": rates[-1] / run.recipe.train.learning_rate, "floor": run.recipe.train.floor,
     "before": rows[0]["seconds"] if rows else 0.0, "bits": run.bits_per_byte,
     "capped": bool(run.recipe.train.epochs),

@@ -123,7 +123,7 @@ def pellucid_step(shape: list[int], asked: dict[str, Any], cluster: Any) -> Step
     from pellucid.runs.interrupt import Interruption
     from pellucid.runs.metrics import MetricsFile
     from pellucid.runs.optimizer import make_optimizer
-    from pellucid.runs.options import with_train
+    from pellucid.runs.options import with_record, with_train
     from pellucid.runs.processes import ALONE
     from pellucid.runs.trainer import LAG, Trainer
     from pellucid.text.tokens.batches import Batches
@@ -145,7 +145,7 @@ def pellucid_step(shape: list[int], asked: dict[str, Any], cluster: Any) -> Step
     fields |= dict(zip(names, asked["layout"] or (1, 1, 1), strict=True))
     recipe = make_recipe(("ids",), "gpt2", fields)
     model = divided_architecture(with_vocabulary(recipe.model, n_vocab), asked["part_of"])
-    recipe = replace(recipe, model=model, decay=(1 << 30, 1 << 30))
+    recipe = with_record(replace(recipe, model=model), decay=(1 << 30, 1 << 30))
     recipe = with_train(resolve_batch(recipe, torch.device("cpu")), batch=rows, accumulate=1)
     batches = Batches(Part.from_ids(random_ids(model.n_vocab), model.n_vocab), n_ctx, rows, 0)
 

@@ -216,7 +216,7 @@ def run_cell(cell: Cell, data: Path) -> dict[str, Any]:
         "text.held_out": held_out(text),
         "train.attention": "explicit",
         "train.compile": "no",
-        "train.sample_every": -1,
+        "train.sample_every": 0,
         "train.evaluate_every": steps,
         "train.evaluate_tokens": 2048,
     }

@@ -111,6 +111,7 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     from pellucid.runs.kept_memory import kept_memory
     from pellucid.runs.metrics import MetricsFile
     from pellucid.runs.optimizer import make_optimizer
+    from pellucid.runs.options import with_record
     from pellucid.runs.trainer import LAG, Trainer
     from pellucid.text.tokens.batches import Batches
     from pellucid.text.tokens.store import Part
@@ -130,7 +131,7 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
         "attention": given.get("attention", "fused"), "compile": "yes" if given["compile"] else "no", "steps": 1 << 30,
     }  # fmt: skip
     recipe = make_recipe(("ids",), given.get("preset", "gpt2"), {**BIASLESS, **fields})
-    recipe = replace(recipe, model=with_vocabulary(recipe.model, n_vocab), decay=(1 << 30, 1 << 30))
+    recipe = with_record(replace(recipe, model=with_vocabulary(recipe.model, n_vocab)), decay=(1 << 30, 1 << 30))
     recipe = resolve.resolve_batch(recipe, device)
     batches = Batches(Part.from_ids(ids, n_vocab), n_ctx, batch, 0)
 

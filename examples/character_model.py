@@ -30,7 +30,7 @@ FIELDS = {
     "device": "cpu",
     # left open it is measured, and bfloat16 where there are units for it: another training on another machine
     "precision": "float32",
-    "sample_every": -1,
+    "sample_every": 0,
     "evaluate_every": 1000,
     "keep_last": 1,
 }

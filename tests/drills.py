@@ -39,7 +39,7 @@ OPTIONS = {
     "checkpoint_every": 10,
     "evaluate_every": 20,
     "keep_last": 2,
-    "sample_every": -1,
+    "sample_every": 0,
 }
 #: seconds between two faults: shorter than a start takes, and as long as many steps
 MOMENTS = (1.0, 9.0)

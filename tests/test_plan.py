@@ -25,7 +25,7 @@ from pellucid.plan.planning import as_dict, by_choice, cache_bytes, changes_that
 from pellucid.plan.speed import extrapolated, training_speed
 from pellucid.presets import preset
 from pellucid.runs.device import resolve_device
-from pellucid.runs.options import RecipeError, with_train
+from pellucid.runs.options import RecipeError, with_record, with_train
 from pellucid.runs.processes import Processes
 from pellucid.training import memory
 from pellucid.training.memory import ERROR, training_memory
@@ -255,7 +255,7 @@ def test_a_plan_of_a_preset_an_architecture_and_a_run(tmp_path, monkeypatch):
     assert cache_bytes(masked.recipe.model) == 0
     made = recipe_for(tmp_path / "text.txt")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.json").write_text(json.dumps(replace(made, decay=(12, 12)).to_dict()))
+    (tmp_path / "run" / "recipe.json").write_text(json.dumps(with_record(made, decay=(12, 12)).to_dict()))
     run = make_plan(tmp_path / "run", **(options | {"batch": None}))
     assert (run.recipe.train.batch, run.tokens) == (2, 12 * 64)
     for sizes in ({"batch": 8}, {"batch": None, "n_ctx": 8}):
@@ -269,7 +269,7 @@ def test_a_run_of_another_machine_is_planned_for_this_one(tmp_path, monkeypatch)
     monkeypatch.setattr(planning, "compiling_lacks", lambda device: "there is no compiler here")
     there = with_train(recipe_for(tmp_path / "text.txt"), device="cuda:99", compile="yes")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.json").write_text(json.dumps(replace(there, decay=(12, 12)).to_dict()))
+    (tmp_path / "run" / "recipe.json").write_text(json.dumps(with_record(there, decay=(12, 12)).to_dict()))
     plan = make_plan(tmp_path / "run", measure=False, accelerators=())
     assert plan.device == str(resolve_device("auto"))
     assert plan.recipe.train.compile == "no"

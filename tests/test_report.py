@@ -34,7 +34,7 @@ from pellucid.report.charts import (
 )
 from pellucid.report.contents import Contents
 from pellucid.report.page import e, named_options, page_of
-from pellucid.runs.options import RecipeError, with_train
+from pellucid.runs.options import RecipeError, with_record, with_train
 from pellucid.runs.trainer import LAG
 from pellucid.training.config import ParallelOptions
 from running import any_architectures
@@ -174,7 +174,7 @@ def test_of_conversations_the_tokens_read_are_no_part_of_those_predicted(run):
     row = next(row for row in reversed(about.rows) if "held_out_loss" in row)
     row["held_out_part"] = row["held_out_loss"] + 0.25
     parts = {"held_out": {"tokens": 90, "answer_tokens": 30}}
-    chat = replace(about, recipe=replace(about.recipe, tokens_per_row=3.5), data=about.data | {"parts": parts})
+    chat = replace(about, recipe=with_record(about.recipe, tokens_per_row=3.5), data=about.data | {"parts": parts})
     said = Page(page_of(chat)).text
     read = about.recipe.train.evaluate_tokens
     assert f"measured on the first {read:,} held-out tokens; at the end, on all of them." in said
@@ -285,7 +285,7 @@ def test_speed_is_that_of_steps_whatever_lies_between_them(trained, every, savin
 
 def test_of_pairs_no_share_is_told(run):
     about = Contents.of(run)
-    said = Page(page_of(replace(about, recipe=replace(about.recipe, tokens_per_row=3.5)))).text
+    said = Page(page_of(replace(about, recipe=with_record(about.recipe, tokens_per_row=3.5)))).text
     assert "no share of the peak is given" in said
     assert "GFLOP/s" not in said
 
@@ -334,7 +334,7 @@ def test_the_command_names_the_model_that_a_run_started_from(run, tmp_path, monk
     monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
     given = {"batch": 2, "accumulate": 1, "compile": "no", "precision": "float32", "attention": "fused"}
     for name, rank in (("on", 0), ("lora", 2)):
-        fields = given | {"adapt.rank": rank, "sample_every": -1}
+        fields = given | {"adapt.rank": rank, "sample_every": 0}
         text = Contents.of(run).recipe.inputs[0]
         path = pellucid.train(text, out=tmp_path / name, from_model=run, steps=4, fields=fields).path
         said = Contents.of(path).command
@@ -360,11 +360,11 @@ def test_the_command_of_a_chat_trains_it_again(run, tmp_path, monkeypatch):
         "precision": "float32",
         "attention": "fused",
         "n_ctx": 64,
-        "sample_every": -1,
+        "sample_every": 0,
     }
     path = pellucid.train(chats, out=tmp_path / "chat", from_model=run, steps=2, fields=fields).path
     about = Contents.of(path)
-    assert about.recipe.new_ids
+    assert about.recipe.record.new_ids
     assert main(about.command.split()[1:]) == 0
     assert Contents.of(path.with_name("chat-again")).series("loss") == about.series("loss")
 
@@ -374,12 +374,12 @@ def test_only_a_run_that_followed_the_steps_alone_is_the_same_again(run):
     steps.
     """
     about = Contents.of(run)
-    first, end = about.recipe.decay
+    first, end = about.recipe.record.decay
     by_clock = with_train(about.recipe, minutes=1.0)
     for recipe in (about.recipe, by_clock):
         assert "the same run, bit for bit" in Page(page_of(replace(about, recipe=recipe))).text
     for decay, began in (((first + 1, end), f"began to fall after step {first + 1}"), (None, "has not begun to fall")):
-        moved = replace(about, recipe=replace(by_clock, decay=decay, planned=end))
+        moved = replace(about, recipe=with_record(by_clock, decay=decay, planned=end))
         said = Page(page_of(moved)).text
         assert "bit for bit" not in said
         assert began in said
@@ -436,7 +436,7 @@ def test_damaged_parts_do_not_break_it(run, name, content):
 def test_hostile_text_is_text(run):
     """In samples, in paths, in the names of files and of the machine, in warnings."""
     values = json.loads((run / "recipe.json").read_bytes())
-    values["inputs"] = [HOSTILE]
+    values["options"]["inputs"] = [HOSTILE]
     (run / "recipe.json").write_text(json.dumps(values))
     data = json.loads((run / "data.json").read_bytes())
     data["sources"][0]["path"] = data["tokenizer"]["kind"] = data["sources"][0]["sha256"] = HOSTILE
@@ -478,7 +478,8 @@ def test_only_a_transformer_s_run_has_one(run, capsys):
     assert main(["report", str(run)]) == 0
     assert "report.html" in capsys.readouterr().out
     assert main(["report", str(run / "nothing")]) == 2
-    values = json.loads((run / "recipe.json").read_bytes()) | {"kind": "ngram"}
+    values = json.loads((run / "recipe.json").read_bytes())
+    values["options"]["kind"] = "ngram"
     (run / "recipe.json").write_text(json.dumps(values))
     with pytest.raises(RecipeError, match="kind ngram"):
         write_page(run)

@@ -14,7 +14,7 @@ from pellucid.cli import main
 #: a run of a second
 TINY = ("n_layers=1", "d_model=32", "n_heads=2", "n_ctx=32", "batch=8", "ngram_rows=500", "vocabulary=300")
 #: what a run would measure for itself
-TINY += ("device=cpu", "precision=float32", "attention=fused", "compile=no", "sample_every=-1", "learning_rate=0.02")
+TINY += ("device=cpu", "precision=float32", "attention=fused", "compile=no", "sample_every=0", "learning_rate=0.02")
 
 
 @pytest.fixture

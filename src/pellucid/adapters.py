@@ -36,8 +36,8 @@ def family_of_base(recipe: Recipe, trust: Trust = False) -> Family | None:
 
 def open_base(recipe: Recipe, trust: Trust = False) -> Folder | None:
     """The base model where it is a folder that transformers opens, else None."""
-    assert recipe.base is not None
-    path = find_folder(recipe.base.path, recipe.base.revision or None, trust=trust)
+    assert recipe.record.base is not None
+    path = find_folder(recipe.record.base.path, recipe.record.base.revision or None, trust=trust)
     return open_folder(path, trust=trust) if (path / CONFIG).exists() else None
 
 
@@ -52,18 +52,18 @@ def write_run_adapter(
     experts that peft cannot read.
     """
     recipe = read_recipe(run)
-    if recipe.base is None or not recipe.adapt.rank:
+    if recipe.record.base is None or not recipe.adapt.rank:
         raise RecipeError(f"{run} has no adapters: it was trained without --lora")
-    if recipe.new_ids:
+    if recipe.record.new_ids:
         raise RecipeError(
-            f"{run} has trained rows for {len(recipe.new_ids)} new tokens, which adapters alone do not hold: write the "
-            f"whole model, with its adapters merged (pellucid convert {run} FOLDER)"
+            f"{run} has trained rows for {len(recipe.record.new_ids)} new tokens, which adapters alone do not hold: "
+            f"write the whole model, with its adapters merged (pellucid convert {run} FOLDER)"
         )
-    path = find_folder(recipe.base.path, recipe.base.revision or None, trust=trust)
+    path = find_folder(recipe.record.base.path, recipe.record.base.revision or None, trust=trust)
     if kind := _kind_without_adapters(path):
         raise RecipeError(
-            f"{run} changes {recipe.base.path}, {kind}, and no program opens an adapter that changes one: write the "
-            f"whole model, with its adapters merged (pellucid convert {run} FOLDER)"
+            f"{run} changes {recipe.record.base.path}, {kind}, and no program opens an adapter that changes one: write "
+            f"the whole model, with its adapters merged (pellucid convert {run} FOLDER)"
         )
     checkpoint_file = named_checkpoint(run, checkpoint)
     goal = FAMILIES[family] if family else family_of_base(recipe, trust)
@@ -74,7 +74,7 @@ def write_run_adapter(
             changes = {PREFIX + module: change for module, change in changes.items()}
         elif base.tower is not None:
             changes = {whole_model_name(module): change for module, change in changes.items()}
-    return write_files(folder, changes, recipe.adapt.rank, recipe.base.path, recipe.base.revision)
+    return write_files(folder, changes, recipe.adapt.rank, recipe.record.base.path, recipe.record.base.revision)
 
 
 def _kind_without_adapters(base: Path) -> str:

@@ -48,11 +48,11 @@ from pellucid.model.weights import state_of
 from pellucid.model_names import FolderError, check_checkpoint, is_local
 from pellucid.runs.checkpoint import metrics_path
 from pellucid.runs.metrics import last_evaluation, part_measured, predicted_tokens, read_metrics
-from pellucid.runs.options import RECORDED
 from pellucid.runs.run_dir import MACHINE, read_data, read_json
 from pellucid.starting_model import base_weights
 from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
 from pellucid.text.tokenizers.base import Tokenizer, write_model_ids
+from pellucid.training.config import Base
 from pellucid.training.kinds import kind_of
 from pellucid.training.load import as_trained, load_run, read_recipe
 from pellucid.trust import Trust, check_trust
@@ -335,28 +335,28 @@ def read_model(
     if (kind := kind_of(path)) != "transformer":
         raise FolderError(f"{path} is a run of kind {kind}: only transformers are converted")
     run_recipe = read_recipe(path)
-    recipe = run_recipe.to_dict()  # with every entry, also those that an earlier version did not write
     weights_of_base, device = partial(base_weights, trust=trust), torch.device("cpu")
     network, tokenizer, step = load_run(path, checkpoint, device, weights_of_base, trust=trust)
     tokenizer = as_trained(tokenizer, run_recipe)
     state = state_of(network)
     about = {"source": f"{path.name}, step {step}", "data": read_data(path)}
-    about["recipe"] = recipe
-    if recipe.get("adapt", {}).get("rank") and recipe.get("base"):
-        about |= base_on_card(recipe["base"]["path"])
+    base, written = run_recipe.record.base, run_recipe.to_dict()
+    about["recipe"] = recipe = {**written["options"], **written["record"]}
+    if run_recipe.adapt.rank and base:
+        about |= base_on_card(base.path)
     rows = read_metrics(metrics_path(path, checkpoint, step))
     about["losses"] = losses_of(rows, step)
     about["part_measured"] = part_of_losses(rows, step, recipe, about["data"])
     about["training"] = training_of(path, rows, step)
-    template, notes = read_chat_template(path), notes_on_base(recipe.get("base"), trust)
+    template, notes = read_chat_template(path), notes_on_base(base, trust)
     return SourceModel(network.architecture, tokenizer, lambda: iter(state.items()), None, about, path, template, notes)
 
 
-def notes_on_base(base: dict[str, Any] | None, trust: Trust) -> tuple[str, ...]:
+def notes_on_base(base: Base | None, trust: Trust) -> tuple[str, ...]:
     """The notes on the model from which a run started, and where it cannot be opened, a sentence that says so."""
     seen: set[Path] = set()
     while base:
-        path = Path(base["path"])
+        path = Path(base.path)
         try:
             if path in seen:  # a run that has been renamed to the model that it started from
                 break
@@ -364,7 +364,7 @@ def notes_on_base(base: dict[str, Any] | None, trust: Trust) -> tuple[str, ...]:
             if not (path / "recipe.json").exists():
                 folder = open_folder(path, trust=trust)
                 return folder.named_so(folder.reading_notes(), path.name)
-            base = read_json(path / "recipe.json", RECORDED).get("base")
+            base = read_recipe(path).record.base
         except (ValueError, OSError):  # what is converted is the run, which is complete without it
             break
     else:

@@ -72,7 +72,7 @@ class MergedWeights(StoredWeights):
 
     def __init__(self, weights: StoredWeights, adapters: Weights, recipe: Recipe):
         self.weights, self.adapters, self.shapes, self.why_whole = weights, adapters, weights.shapes, weights.why_whole
-        self.scale, self.new_ids = recipe.adapt.scaled_by / recipe.adapt.rank, torch.tensor(recipe.new_ids)
+        self.scale, self.new_ids = recipe.adapt.scaled_by / recipe.adapt.rank, torch.tensor(recipe.record.new_ids)
 
     def __getitem__(self, name: str) -> Tensor:
         weight, module = self.weights[name], name.removesuffix(".weight")
@@ -160,22 +160,22 @@ def base_weights(recipe: Recipe, trust: Trust = False) -> StoredWeights:
     Ids that are new to the vocabulary have their first rows. Raises RecipeError if the weights are gone or have
     changed.
     """
-    assert recipe.base is not None
+    assert recipe.record.base is not None
     path, what = (
-        find_folder(recipe.base.path, recipe.base.revision or None, trust=trust),
+        find_folder(recipe.record.base.path, recipe.record.base.revision or None, trust=trust),
         "the adapters change" if recipe.adapt.rank else "the run starts from",
     )
     try:
         if (path / "recipe.json").exists():
-            readings = iter([run_weights(path, recipe.base.checkpoint, trust)[0]])
+            readings = iter([run_weights(path, recipe.record.base.checkpoint, trust)[0]])
         else:
             readings = _readings(open_folder(path, trust=trust))
-        weights = next((weights for weights in readings if fingerprint(weights) == recipe.base.sha256), None)
+        weights = next((weights for weights in readings if fingerprint(weights) == recipe.record.base.sha256), None)
     except ValueError as error:
         raise RecipeError(f"the model that {what} cannot be read: {error}") from None
     if weights is None:
         raise RecipeError(f"{path} holds other weights than those that {what}: put that model back")
-    return WithNewRows(weights, recipe.model.n_vocab, recipe.new_ids) if recipe.new_ids else weights
+    return WithNewRows(weights, recipe.model.n_vocab, recipe.record.new_ids) if recipe.record.new_ids else weights
 
 
 def _readings(folder: Folder) -> Iterator[StoredWeights]:

@@ -1,6 +1,5 @@
 """`pellucid.train`: start or resume a run of a transformer."""
 
-import math
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +19,7 @@ from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.device import resolve_device
 from pellucid.runs.length import with_length
 from pellucid.runs.live_reporter import make_reporter
-from pellucid.runs.options import RecipeError, with_train
+from pellucid.runs.options import RecipeError, with_record, with_train
 from pellucid.runs.pipeline import (
     NO_FOLDER,
     Run,
@@ -165,7 +164,7 @@ def with_adapter(run: Run[Recipe], reporter: PlainReporter, trust: Trust = False
 
     Where peft could not read them, a note says why; the run is complete without them.
     """
-    if run.recipe.adapt.rank and not run.recipe.new_ids and steps_of(run.path):
+    if run.recipe.adapt.rank and not run.recipe.record.new_ids and steps_of(run.path):
         try:
             write_run_adapter(run.path, run.path / "adapter", trust=trust)
         except (FamilyError, RecipeError) as error:
@@ -192,7 +191,7 @@ def follow_transformer(inputs: tuple[str, ...], processes: Processes, trust: Tru
     run_dir, step = processes.announced()
     recipe = read_recipe(run_dir)
     divides = recipe.parallel.shard * recipe.parallel.tensor > 1  # else the first process sends the first weights
-    starts_from = recipe.base is not None and (recipe.adapt.rank or (step is None and divides))
+    starts_from = recipe.record.base is not None and (recipe.adapt.rank or (step is None and divides))
     weights = base_weights(recipe, trust) if starts_from else None
     moved_recipe = replace(recipe, inputs=inputs or recipe.inputs)
     sampler = sampler_for(recipe.train.objective)
@@ -247,7 +246,7 @@ def start_from(
             f"{model} has no tokenizer that can be used, with which a run that starts from it would read text: give a "
             "model that has one"
         )
-    run_recipe = replace(make_recipe_on(source.architecture, paths, changes, start), base=source.base)
+    run_recipe = with_record(make_recipe_on(source.architecture, paths, changes, start), base=source.base)
     opened = {"tokenizer": source.tokenizer, "chat_template": source.chat_template, "weights": source.weights}
     return run_recipe, opened
 
@@ -282,28 +281,27 @@ def resume_transformer(
         field = changes.pop("text.field", "")
     # the layout of the processes changes nothing that is computed: it is asked for, kept, or chosen anew
     asked = overlay(replace(recipe, parallel=ParallelOptions()), preset, changes, start, processes.n)
-    changed = [
-        f"{name}: the tokenizer is that of the base model" for name in OF_TOKENIZER if recipe.base and name in changes
-    ]
+    of_base = [name for name in OF_TOKENIZER if recipe.record.base and name in changes]
+    changed = [f"{name}: the tokenizer is that of the base model" for name in of_base]
     if changed := changed or differences(recipe, asked):
         raise RecipeError(
             f"{out} cannot be resumed with other options ({'; '.join(changed[:3])}): leave them out, or start a new "
             f"run from its weights with --from {out}"
         )
     # a run that started from a model and has lost its checkpoints begins again with that model's weights
-    needs_base = recipe.base is not None and (recipe.adapt.rank or not steps_of(Path(out)))
+    needs_base = recipe.record.base is not None and (recipe.adapt.rank or not steps_of(Path(out)))
     weights = base_weights(recipe, trust) if needs_base else None
     if recipe.adapt.rank:
-        keep_base(recipe.base)
+        keep_base(recipe.record.base)
     moved_recipe = recipe.with_inputs(inputs, moved)
-    keeps_layout = asked.parallel == ParallelOptions() and math.prod(recipe.parallel.sizes.values()) == processes.n
+    keeps_layout = asked.parallel == ParallelOptions() and recipe.parallel.n_processes == processes.n
     layout = recipe.parallel if keeps_layout else asked.parallel
     moved_recipe = replace(moved_recipe, text=replace(moved_recipe.text, field=field), parallel=layout)
     moved_recipe = with_train(moved_recipe, track=asked.train.track)
-    words = {n: "auto" if changes.get(f"train.{n}") == "auto" else getattr(asked.train, n) for n in OF_MACHINE}
+    words = {n: getattr(asked.train, n) for n in OF_MACHINE}
     words |= {n: value for n in OF_RECORD if (value := getattr(asked.train, n)) != getattr(recipe.train, n)}
     # one that is asked for again is not chosen, though it is equal to what the run chose
-    words |= {n: changes[f"train.{n}"] for n in OF_RECORD if f"train.{n}" in changes}
+    words |= {n: changes[f"train.{n}"] for n in (*OF_MACHINE, *OF_RECORD) if f"train.{n}" in changes}
     moved_recipe = resumed_with(moved_recipe, words, reporter)
     reporter.start(lines_on_resuming(Path(out), resolve_device(moved_recipe.train.device)))
     trainable = trainable_class(recipe)(

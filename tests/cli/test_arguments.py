@@ -120,7 +120,7 @@ WRONG = {
     "train text --set mask_share=0.15": "train.mask_share = 0.15 goes with train.objective = masked",
     "train text --tokenizer char --set text.pattern=gpt2": "text.pattern = gpt2 goes with text.tokenizer = bpe",
     "train text --set adapt.modules=all": "adapt.modules = all goes with low-rank adapters",
-    "train text --set sample_every=-1 --set sample_prompt=x": "train.sample_every = -1 writes none",
+    "train text --set sample_every=0 --set sample_prompt=x": "train.sample_every = 0 writes none",
     "train text --predictor ngram --set order=2 --set order=3": "order is given twice: give it once",
     "train --resume": "name its folder with --out",
     "train --resume --out new": "does not exist",

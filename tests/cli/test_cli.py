@@ -66,7 +66,7 @@ def test_training_says_what_it_does(trained):
         "tokenizer.json",
         "baselines.json",
     }
-    assert json.loads((trained / "recipe.json").read_bytes())["train"]["steps"] == 4
+    assert json.loads((trained / "recipe.json").read_bytes())["options"]["train"]["steps"] == 4
 
 
 def test_a_trained_run_is_used(trained, capsys):

@@ -11,7 +11,7 @@ from doc_pages import ROOT
 
 import pellucid
 
-SIZES = {"n_layers": 2, "n_heads": 2, "d_model": 48, "n_ctx": 32, "sample_every": -1, "compile": "no"}
+SIZES = {"n_layers": 2, "n_heads": 2, "d_model": 48, "n_ctx": 32, "sample_every": 0, "compile": "no"}
 
 
 @pytest.fixture(scope="session")

@@ -185,7 +185,6 @@ def test_float64_is_asked_of_no_device_that_may_lack_it():
 PARSES_JSON = {
     "json_files.py": "the one reader",
     "architecture.py": "values of its own",
-    "training/recipe.py": "values of its own",
     "runs/options.py": "values of its own",
     "verify/checks.py": "values of its own",
     "text/tokenizers/base.py": "text that a tokenizer has written",

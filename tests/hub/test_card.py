@@ -154,7 +154,7 @@ def test_a_card_recommends_no_tokenizer_that_is_not_there(run, tmp_path):
 
 
 def test_merged_adapters_name_the_model_that_they_change(run, tmp_path):
-    fields = {"adapt.rank": 2, "sample_every": -1, "device": "cpu", "batch": 4, "precision": "float32"}
+    fields = {"adapt.rank": 2, "sample_every": 0, "device": "cpu", "batch": 4, "precision": "float32"}
     adapted = pellucid.train(run.parent / "text.txt", out=tmp_path / "adapted", from_model=run, steps=1, fields=fields)
     merged = pellucid.convert(adapted.path, tmp_path / "merged").folder
     card = (merged / "README.md").read_text()

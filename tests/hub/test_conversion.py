@@ -184,7 +184,7 @@ def test_an_encoder_decoder_keeps_what_ends_its_sources(own, tmp_path):
     (folder / "given" / "tokenizer.json").write_text(json.dumps(content))
     (tmp_path / "pairs.tsv").write_text("".join(f"to be {i}\tnot to be {i}\n" for i in range(20)))
     fields = {"objective": "source-target", "batch": 2, "d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 32}
-    fields |= {"tokenizer": str(folder / "given" / "tokenizer.json"), "sample_every": -1}
+    fields |= {"tokenizer": str(folder / "given" / "tokenizer.json"), "sample_every": 0}
     pellucid.train(tmp_path / "pairs.tsv", out=folder / "pairs", preset="original", steps=1, fields=fields)
     trained = pellucid.load(folder / "pairs", device="cpu")
     assert trained.tokenizer.after == (model.tokenizer.separator,)

@@ -13,7 +13,7 @@ import pellucid
 from pellucid.hub.open import open_folder
 from pellucid.hub.peft import CONFIG, TENSORS, LoraDelta, write_adapter
 from pellucid.model_names import FolderError
-from pellucid.runs.options import RecipeError
+from pellucid.runs.options import RecipeError, with_record
 from pellucid.starting_model import base_weights, fingerprint
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from pellucid.training.config import Base
@@ -195,10 +195,10 @@ def test_a_run_that_began_with_a_rounded_adapter_finds_its_weights_again(sound, 
     as_before = {name: tensor.bfloat16().float() for name, tensor in exact.items()}
     recipe = replace(make_recipe(("text.txt",), None, {}), model=open_folder(folder).architecture)
     for expected, query in ((exact, exact[QUERY]), (as_before, rounded)):
-        found = base_weights(replace(recipe, base=Base(str(folder), "", fingerprint(expected))))
+        found = base_weights(with_record(recipe, base=Base(str(folder), "", fingerprint(expected))))
         assert torch.equal(found[QUERY], query)
     with pytest.raises(RecipeError, match="holds other weights than those that the run starts from"):
-        base_weights(replace(recipe, base=Base(str(folder), "", fingerprint(exact | {QUERY: rounded + 1}))))
+        base_weights(with_record(recipe, base=Base(str(folder), "", fingerprint(exact | {QUERY: rounded + 1}))))
 
 
 def test_a_router_is_known_by_the_name_that_transformers_gives_it(tmp_path):

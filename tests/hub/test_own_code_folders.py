@@ -203,7 +203,7 @@ def test_an_encoder_decoder_writes_the_target_of_a_source(family, tmp_path, shak
 
 
 RUN = TINY | {"tokenizer": "byte", "batch": 4, "device": "cpu", "precision": "float32", "compile": "no"}
-RUN |= {"attention": "fused", "sample_every": -1, "n_ctx": 64, "learning_rate": 0.05}
+RUN |= {"attention": "fused", "sample_every": 0, "n_ctx": 64, "learning_rate": 0.05}
 
 
 @pytest.mark.parametrize("objective", one_in(4, ["next-token", "prefix", "source-target", "masked"]))
@@ -489,7 +489,7 @@ def test_adapters_on_such_a_folder_are_read_by_peft(small, tmp_path, shakespeare
     monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text(shakespeare[20_000:30_000])
     fields = {"adapt.rank": 2, "learning_rate": 1e-2, "batch": 4, "device": "cpu", "precision": "float32"}
-    fields |= {"compile": "no", "sample_every": -1}
+    fields |= {"compile": "no", "sample_every": 0}
     run = pellucid.train(tmp_path / "text.txt", out=tmp_path / "run", from_model=folder, steps=4, fields=fields)
     tokens = torch.tensor([[1, 2, 3, 4]])
     expected = pellucid.load(run.path, device="cpu").network(tokens)

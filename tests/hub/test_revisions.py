@@ -164,7 +164,7 @@ def test_training_starts_from_a_revision_and_its_adapters_name_it(cache, tmp_pat
     assert main([*given, "--revision", "step1", "--out", "adapted"]) == 0
     run = tmp_path / "adapted"
     recipe = json.loads((run / "recipe.json").read_text())
-    assert recipe["base"]["revision"] == "step1"
+    assert recipe["record"]["base"]["revision"] == "step1"
     config = json.loads((run / "adapter" / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["revision"]) == (NAME, "step1")
     base = pellucid.load(NAME, revision="step1", device="cpu")

@@ -20,7 +20,7 @@ from pellucid.runs.length import with_length
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from pellucid.training.recipe import make_recipe
 
-TINY = {"n_layers": 1, "d_model": 16, "n_heads": 2, "n_ctx": 16, "d_ff": 32, "vocabulary": 270, "sample_every": -1}
+TINY = {"n_layers": 1, "d_model": 16, "n_heads": 2, "n_ctx": 16, "d_ff": 32, "vocabulary": 270, "sample_every": 0}
 
 
 @pytest.fixture(scope="module")

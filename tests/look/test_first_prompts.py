@@ -29,7 +29,7 @@ from pellucid.runs.metrics import read_metrics
 from pellucid.text.tokenizers.base import BLANK
 
 FIELDS = {"n_layers": 1, "n_heads": 2, "d_model": 32, "n_ctx": 32, "batch": 16, "tokenizer": "char", "compile": "no"}
-FIELDS |= {"sample_every": -1, "device": "cpu"}
+FIELDS |= {"sample_every": 0, "device": "cpu"}
 WORDS = ["red", "blue", "green", "small", "big", "old", "new", "cat", "dog", "house", "tree", "river"]
 
 

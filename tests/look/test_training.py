@@ -26,7 +26,7 @@ from pellucid.runs.metrics import read_metrics
 from pellucid.training.load import read_recipe
 
 FIELDS = {"n_layers": 1, "n_heads": 2, "d_model": 16, "n_ctx": 16, "batch": 4, "tokenizer": "char", "compile": "no"}
-FIELDS |= {"checkpoint_every": 2, "keep_last": 9, "evaluate_every": 2, "sample_every": -1, "device": "cpu"}
+FIELDS |= {"checkpoint_every": 2, "keep_last": 9, "evaluate_every": 2, "sample_every": 0, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")

@@ -180,7 +180,7 @@ def test_peft_reads_the_adapters_of_a_run_on_the_whole_model(tmp_path, monkeypat
     text = "abcdefg h\n" * 300
     (tmp_path / "text.txt").write_text(text)
     write_tokenizer(folder, learn_tokenizer("char", [text]), 9)
-    fields = {"batch": 4, "device": "cpu", "precision": "float32", "compile": "no", "adapt.rank": 2, "sample_every": -1}
+    fields = {"batch": 4, "device": "cpu", "precision": "float32", "compile": "no", "adapt.rank": 2, "sample_every": 0}
     run = pellucid.train(
         tmp_path / "text.txt", out=tmp_path / "run", from_model=folder, steps=5, fields=fields | {"learning_rate": 0.03}
     ).path

@@ -15,7 +15,7 @@ from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.transformer_mixture import mixed_with
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 
-TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 16, "ngrams": (), "batch": 4, "sample_every": -1}
+TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 16, "ngrams": (), "batch": 4, "sample_every": 0}
 TINY |= {"compile": "no", "device": "cpu", "tokenizer": "char"}
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from names import N_VOCAB, parts
 
 from drawing import make_network
 from pellucid.architecture import Architecture
+from pellucid.option_values import ArchitectureError, build
 from pellucid.predictors import neural
 from pellucid.predictors.mixture import Counted, NGramMixture, fit_weight
 from pellucid.predictors.neural import NeuralProbabilistic, NeuralProbabilisticOptions, initialise_predictor
@@ -49,9 +51,9 @@ def some_tokens(batch=3, n=9):
 
 @pytest.mark.parametrize("choices", DESCRIBED, ids=str)
 def test_described_in_json_and_back(choices):
-    assert type(choices).from_dict(json.loads(json.dumps(choices.to_dict()))) == choices
-    with pytest.raises(PredictorError, match="colour"):
-        type(choices).from_dict({**choices.to_dict(), "colour": 1})
+    assert build(type(choices), json.loads(json.dumps(asdict(choices)))) == choices
+    with pytest.raises(ArchitectureError, match="colour"):
+        build(type(choices), {**asdict(choices), "colour": 1})
 
 
 # Bengio's network ---------------------------------------------------------------------------
@@ -185,14 +187,14 @@ def test_what_would_be_ignored_is_refused(choices):
     [
         (NeuralProbabilisticOptions, {"order": 1}, "order = 1: expected at least 2"),
         (NeuralProbabilisticOptions, {"direct": "yes"}, "choose one of none, all"),
-        (NeuralProbabilisticOptions, {"d_embed": 2.0}, "d_embed = 2.0: expected int"),
+        (NeuralProbabilisticOptions, {"d_embed": 2.0}, "d_embed = 2.0: expected an integer"),
         (RecurrentOptions, {"cell": "lstm"}, "choose one of gru, elman"),
         (RecurrentOptions, {"n_ctx": 0}, "n_ctx = 0"),
         (RecurrentOptions, {"separator": 11}, "separator = 11: expected an id from 0 to 10"),
     ],
 )
 def test_wrong_descriptions_are_refused(kind, change, message):
-    with pytest.raises(PredictorError, match=message):
+    with pytest.raises(ValueError, match=message):
         kind(**{"n_vocab": 11, "separator": 3, **change})
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import tracemalloc
+from dataclasses import asdict
 from fractions import Fraction
 from itertools import product
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from names import N_VOCAB, NAMES, parts, row
 
+from pellucid.option_values import ArchitectureError, build
 from pellucid.predictors import counting as counts
 from pellucid.predictors import ngram
 from pellucid.predictors.ngram import FALLBACK, NGram, NGramError, NGramOptions, UnseenContextError
@@ -369,12 +371,12 @@ def test_another_format_is_refused(tmp_path):
     ],
 )
 def test_wrong_choices_and_ids_are_refused(ids, options, message):
-    with pytest.raises(NGramError, match=message):
+    with pytest.raises(ValueError, match=message):
         NGram.train(np.array(ids), 3, **{"order": 2, **options})
 
 
 def test_choices_go_to_json_and_back():
     choices = NGramOptions(n_vocab=7, order=4, smoothing="add-alpha", alpha=0.3, separator=2)
-    assert NGramOptions.from_dict(json.loads(json.dumps(choices.to_dict()))) == choices
-    with pytest.raises(NGramError, match="colour"):
-        NGramOptions.from_dict({**choices.to_dict(), "colour": "red"})
+    assert build(NGramOptions, json.loads(json.dumps(asdict(choices)))) == choices
+    with pytest.raises(ArchitectureError, match="colour"):
+        build(NGramOptions, {**asdict(choices), "colour": "red"})

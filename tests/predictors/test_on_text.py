@@ -18,7 +18,7 @@ from pellucid.text.read.chunks import DocumentError
 from pellucid.text.read.documents import Corpus
 from pellucid.text.read.find import ReadOptions
 
-TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 16, "ngrams": (), "batch": 4, "sample_every": -1}
+TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 16, "ngrams": (), "batch": 4, "sample_every": 0}
 TINY |= {"compile": "no", "precision": "float32", "device": "cpu", "tokenizer": "char"}
 TEXT = "Speak, speak. First, you know Caius Marcius is chief enemy to the people."
 

@@ -33,7 +33,7 @@ from pellucid.runs.metrics import WALL_CLOCK, read_metrics
 from pellucid.runs.options import RecipeError
 from pellucid.text.tokens.store import Part, Tokens
 
-SMALL = {"tokenizer": "char", "batch": 4, "device": "cpu", "sample_every": -1}
+SMALL = {"tokenizer": "char", "batch": 4, "device": "cpu", "sample_every": 0}
 KINDS = {
     "neural-probabilistic": {"order": 4, "d_embed": 6, "d_hidden": 12},
     "recurrent": {"d_embed": 6, "d_hidden": 12, "n_ctx": 16},
@@ -72,7 +72,7 @@ def test_a_counted_run_has_the_layout_and_the_loss_of_its_counts(tmp_path, text)
     run = train_predictor(text, kind="ngram", out=tmp_path / "run", fields={"tokenizer": "char", "order": "4"})
     names = {path.name for path in run.path.iterdir()}
     assert names >= {"recipe.json", "architecture.json", "tokenizer.json", "data.json", "metrics.jsonl", "ngram"}
-    recipe = json.loads((run.path / "recipe.json").read_text())
+    recipe = json.loads((run.path / "recipe.json").read_text())["options"]
     assert recipe["kind"] == "ngram"
     assert recipe["model"]["order"] == 4
     tokens = prepared(tmp_path)
@@ -170,7 +170,7 @@ def test_interrupted_and_resumed_is_uninterrupted(tmp_path, text, kind):
 
     assert rows(tmp_path / "cut") == rows(whole.path)
     longer = train_predictor(kind=kind, out=tmp_path / "cut", resume=True, steps=8)
-    assert (longer.step, longer.recipe.decay) == (8, (5, 8))
+    assert (longer.step, longer.recipe.record.decay) == (8, (5, 8))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -313,7 +313,7 @@ def test_folders_are_refused_for_what_they_are(tmp_path, text):
         load_predictor(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="an n-gram has no checkpoints"):
         load_predictor(run.path, checkpoint="4")
-    (run.path / "recipe.json").write_text('{"kind": "transformer"}')
+    (run.path / "recipe.json").write_text('{"options": {"kind": "transformer"}}')
     with pytest.raises(RecipeError, match=r"is a run of kind transformer: open it with pellucid\.load\("):
         load_predictor(run.path)
 

@@ -21,7 +21,7 @@ from pellucid.cli import main
 from some_cases import one_in
 
 SHAKESPEARE = Path(__file__).parent.parent / "data" / "shakespeare.txt"
-SMALL = {"d_model": 8, "n_layers": 1, "n_heads": 2, "n_ctx": 8, "d_ff": 16, "tokenizer": "byte", "sample_every": -1}
+SMALL = {"d_model": 8, "n_layers": 1, "n_heads": 2, "n_ctx": 8, "d_ff": 16, "tokenizer": "byte", "sample_every": 0}
 
 
 @pytest.fixture(scope="module")

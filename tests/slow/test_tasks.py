@@ -22,7 +22,7 @@ from pellucid.training_run import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-SMALL = {"d_model": 64, "n_heads": 4, "n_layers": 2, "tokenizer": "char", "sample_every": -1, "compile": "no"}
+SMALL = {"d_model": 64, "n_heads": 4, "n_layers": 2, "tokenizer": "char", "sample_every": 0, "compile": "no"}
 
 
 def sums() -> list[tuple[str, str]]:
@@ -92,7 +92,7 @@ def test_a_network_needs_fewer_bits_than_four_letters_tell(tmp_path: Path):
 
     Where one word of a context is replaced, counting is undefined and the network is not.
     """
-    fields = {"tokenizer": "char", "sample_every": -1}
+    fields = {"tokenizer": "char", "sample_every": 0}
     counted = train_predictor(
         bundled("shakespeare"), out=tmp_path / "counted", kind="ngram", fields={"order": 4, "tokenizer": "char"}
     )

@@ -43,7 +43,9 @@ def walk(recipe: Recipe) -> Memory:
         optimizer.step(bad)
         optimizer.zero_grad()
         before = live.now
-        for _ in range(2 if t.accumulate > 1 else 1):  # during the second pass the gradients of the first exist too
+        for _ in range(
+            2 if (t.accumulate or 1) > 1 else 1
+        ):  # during the second pass the gradients of the first exist too
             held = live.start()
             total = loss(micro_batch_of(recipe, t.batch))
             activations, forward = live.now - held, live.peak
@@ -67,7 +69,7 @@ def bare_network(recipe: Recipe) -> Transformer:
         if isinstance(module, MixtureOfExperts):
             module.choices = partial(even_choices, module.k)
     if recipe.adapt.rank:
-        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.new_ids)
+        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.record.new_ids)
     return network
 
 

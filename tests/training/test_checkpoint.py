@@ -381,7 +381,7 @@ def test_with_one_checkpoint_kept_a_damaged_one_costs_no_good_one(text, tmp_path
     done = start(text, tmp_path / "run", keep_last=2)
     spoil(folder_of(done.path, 12))
     written = json.loads((done.path / "recipe.json").read_bytes())
-    written["train"]["keep_last"] = 1
+    written["options"]["train"]["keep_last"] = 1
     (done.path / "recipe.json").write_text(json.dumps(written))
     assert resume(done.path).step == 12
     assert steps_of(done.path) == [8, 12]  # that before the decay is kept too

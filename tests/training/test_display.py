@@ -1,7 +1,6 @@
 """What a run prints: few lines where it is short, an ETA that is known, and evaluations spread over the time."""
 
 import io
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,7 @@ from pellucid.runs import device, length
 from pellucid.runs import reporter as display
 from pellucid.runs.length import LONGEST, SHORTEST, evaluation_interval
 from pellucid.runs.live_reporter import LiveReporter
-from pellucid.runs.options import INTERVALS, with_train
+from pellucid.runs.options import INTERVALS, with_record, with_train
 from pellucid.runs.pace import Pace, last_evaluation_units
 from pellucid.runs.reporter import PlainReporter
 from pellucid.runs.schedule import decay_of
@@ -93,7 +92,7 @@ def test_the_panel_waits_for_the_speed():
 @given(st.integers(1, 200_000), st.floats(1e-4, 10.0))
 def test_evaluations_are_spread_by_time(steps, seconds_per_step):
     """Ten in a run, but neither within seconds of each other nor hours apart; the last one at the end."""
-    every = evaluation_interval(recipe_of(steps, evaluate_every=0), seconds_per_step)
+    every = evaluation_interval(recipe_of(steps, evaluate_every=None), seconds_per_step)
     evaluations, total = -(-steps // every), steps * seconds_per_step
     assert 1 <= every <= steps
     assert evaluations <= max(10, total / LONGEST + 1)
@@ -110,41 +109,41 @@ def test_evaluations_are_spread_by_time(steps, seconds_per_step):
     ],
 )
 def test_intervals(steps, seconds_per_step, every):
-    assert evaluation_interval(recipe_of(steps, evaluate_every=0), seconds_per_step) == every
+    assert evaluation_interval(recipe_of(steps, evaluate_every=None), seconds_per_step) == every
 
 
 def test_minutes_and_compiling_are_times_too():
-    minutes = recipe_of(0, evaluate_every=0, minutes=1.0)
-    assert evaluation_interval(replace(minutes, planned=300), None) == 150
-    compiled = recipe_of(300, evaluate_every=0, compile="yes")
+    minutes = recipe_of(0, evaluate_every=None, minutes=1.0)
+    assert evaluation_interval(with_record(minutes, planned=300), None) == 150
+    compiled = recipe_of(300, evaluate_every=None, compile="yes")
     saved = device.COMPILE_SAVES["cpu"]
     assert evaluation_interval(compiled, 0.2 / (1 - saved)) == evaluation_interval(recipe_of(300), 0.2) == 150
 
 
 def test_a_run_made_longer_has_the_intervals_of_a_run_of_its_new_length():
     """By the time of its steps; its minutes were those of its former length."""
-    trial = replace(
-        length.resolve_intervals(replace(recipe_of(0, evaluate_every=0, minutes=0.1), planned=10)), decay=(8, 10)
+    trial = with_record(
+        length.resolve_intervals(with_record(recipe_of(0, evaluate_every=None, minutes=0.1), planned=10)), decay=(8, 10)
     )
     assert trial.train.evaluate_every == 10
     for steps, seconds_per_step, every in ((50, 0.1, 50), (240, 1.0, 30), (100_000, 1.0, 893), (50, None, 25)):
         longer = length.length_asked(trial, 10, {"steps": steps}, 1000)
         longer = length.choose_intervals_again(longer, seconds_per_step)
         assert [getattr(longer.train, name) for name in INTERVALS] == [every] * 3
-        assert longer.decay == decay_of("wsd", steps, 0)
+        assert longer.record.decay == decay_of("wsd", steps, 0)
         assert longer.train.minutes == trial.train.minutes
 
 
 def test_a_trial_made_longer_by_minutes_is_not_planned_with_its_intervals():
-    trial = length.resolve_intervals(recipe_of(10, evaluate_every=0))
+    trial = length.resolve_intervals(recipe_of(10, evaluate_every=None))
     pace = Pace.of_minutes(1.0)
     assert pace is not None
     pace.know(100_000, 1000)
     pace.start(0.01)
     longer, _ = length.plan_in_time(
-        trial, with_train(trial, evaluate_every=0, checkpoint_every=0, sample_every=0), pace, 10
+        trial, with_train(trial, evaluate_every=None, checkpoint_every=None, sample_every=None), pace, 10
     )
-    assert longer.decay is None
+    assert longer.record.decay is None
     assert longer.n_steps > 2000
     assert longer.train.evaluate_every >= longer.n_steps // 3
 
@@ -152,7 +151,7 @@ def test_a_trial_made_longer_by_minutes_is_not_planned_with_its_intervals():
 @given(st.integers(1, 100_000), st.sampled_from([0.01, 0.3, 5.0, None]), st.sampled_from([64, 8192]))
 def test_measuring_takes_a_tenth_of_a_run_at_most(steps, seconds_per_step, tokens):
     """In forward passes over tokens, of which a step takes three; below 4,096 tokens the last evaluation is not cut."""
-    recipe = recipe_of(steps, evaluate_every=0, evaluate_tokens=0, batch=tokens // 16, accumulate=1)
+    recipe = recipe_of(steps, evaluate_every=None, evaluate_tokens=None, batch=tokens // 16, accumulate=1)
     recipe = length.resolve_intervals(recipe, seconds_per_step)
     t, taken = recipe.train, 3 * steps * tokens
     on_the_way = (steps - 1) // t.evaluate_every
@@ -171,7 +170,9 @@ def test_what_is_asked_for_is_done():
 def test_a_short_run_is_measured_and_sampled_once(tmp_path):
     """Below what is said before training there are two lines and a sample."""
     out = io.StringIO()
-    run = start(write_text(tmp_path), tmp_path / "run", PlainReporter(out), evaluate_every=0, compile="auto", steps=30)
+    run = start(
+        write_text(tmp_path), tmp_path / "run", PlainReporter(out), evaluate_every=None, compile="auto", steps=30
+    )
     assert sum("held_out_loss" in row for row in rows(run.path)) == 1
     _, _, below = out.getvalue().partition(f"run: {run.path}\n")
     heads = [line.partition("  ")[0] for line in below.splitlines()]

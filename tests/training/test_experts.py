@@ -13,7 +13,7 @@ from pellucid.training.objectives import MicroBatch, summed_loss
 from pellucid.training.recipe import make_recipe
 from running import draw_tokens
 
-EXPERTS = {"experts": 3, "experts_per_token": 2, "steps": 3, "evaluate_every": 3, "sample_every": -1}
+EXPERTS = {"experts": 3, "experts_per_token": 2, "steps": 3, "evaluate_every": 3, "sample_every": 0}
 
 
 def test_the_balance_is_one_where_the_use_is_even_and_n_experts_at_most():

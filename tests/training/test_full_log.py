@@ -30,7 +30,7 @@ from pellucid.training.trainable import TransformerTrainable
 
 
 def command(text: Path, out: Path) -> list[str]:
-    fields = FIELDS | {"n_layers": 1, "steps": 2, "evaluate_every": 2, "sample_every": -1}
+    fields = FIELDS | {"n_layers": 1, "steps": 2, "evaluate_every": 2, "sample_every": 0}
     pairs = {name: value for name, value in fields.items() if name != "ngrams"} | {"model.ngrams": ""}
     return ["train", str(text), f"--out={out}", *(f"--set={name}={value}" for name, value in pairs.items())]
 

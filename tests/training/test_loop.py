@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from pellucid.runs.device import deterministic_kernels
 from pellucid.runs.figures import StepFigures
 from pellucid.runs.live_reporter import LiveReporter, make_reporter
 from pellucid.runs.metrics import part_measured, read_metrics
-from pellucid.runs.options import RecipeError, with_train
+from pellucid.runs.options import RecipeError, with_record, with_train
 from pellucid.runs.reporter import PlainReporter, ProgressRate, clock
 from pellucid.runs.run_dir import cache_folder
 from pellucid.runs.trainer import Trainer
@@ -113,7 +112,7 @@ def test_looking_does_not_change_training(text, tmp_path):
         return "x"
 
     often = start(text, tmp_path / "often", sampler=sampler, evaluate_every=1, sample_every=2, checkpoint_every=3)
-    seldom = start(text, tmp_path / "seldom", sampler=None, evaluate_every=12, sample_every=-1)
+    seldom = start(text, tmp_path / "seldom", sampler=None, evaluate_every=12, sample_every=0)
     assert_same_tensors(tensors(often.path, 12), tensors(seldom.path, 12))
     losses = [[row["loss"] for row in rows(r.path) if "loss" in row] for r in (often, seldom)]
     assert losses[0] == losses[1]
@@ -234,8 +233,8 @@ def test_minutes_become_steps_by_a_measurement(text, tmp_path):
 
 def test_what_was_left_open_is_written_down_and_kept(text, tmp_path, monkeypatch):
     monkeypatch.setattr(resolve, "may_use_bfloat16", lambda device: True)
-    run = start(text, tmp_path / "run", precision="auto", compile="auto", device="auto", batch=0).path
-    written = json.loads((run / "recipe.json").read_bytes())["train"]
+    run = start(text, tmp_path / "run", precision="auto", compile="auto", device="auto", batch=None).path
+    written = json.loads((run / "recipe.json").read_bytes())["options"]["train"]
     assert written["precision"] == "bfloat16"
     assert written["compile"] == "no"
     assert written["batch"] == 128
@@ -243,7 +242,7 @@ def test_what_was_left_open_is_written_down_and_kept(text, tmp_path, monkeypatch
     assert min(written[n] for n in ("evaluate_every", "checkpoint_every", "sample_every", "evaluate_tokens")) > 0
     monkeypatch.setattr(resolve, "may_use_bfloat16", lambda device: pytest.fail("asked again"))
     resume(run, steps=13)
-    assert json.loads((run / "recipe.json").read_bytes())["train"] == written
+    assert json.loads((run / "recipe.json").read_bytes())["options"]["train"] == written
 
 
 def test_measuring_a_step_spoils_no_weight(text, tmp_path, monkeypatch):
@@ -278,7 +277,7 @@ def test_three_minutes_are_not_spent_on_compiling(monkeypatch):
 def test_attention_is_computed_the_way_that_was_chosen(text, tmp_path, asked, chosen, rate):
     """With dropout of its pattern there is one way; tests/training/test_step_choice.py has the rest."""
     run = start(text, tmp_path / "run", attention=asked, steps=2, dropout=rate).path
-    assert json.loads((run / "recipe.json").read_bytes())["train"]["attention"] == chosen
+    assert json.loads((run / "recipe.json").read_bytes())["options"]["train"]["attention"] == chosen
     network = build_network(make_recipe((str(text),), None, FIELDS | {"attention": chosen}), CPU)
     assert all(block.attn.kernel is getattr(block.attn, chosen) for block in network.blocks)
 
@@ -293,7 +292,9 @@ def test_attention_that_no_fused_kernel_computes_is_explicit_and_says_so(text, a
 @pytest.mark.slow
 def test_explicit_attention_trains_to_the_same_losses_and_resumes_bit_for_bit(text, tmp_path):
     plain, written = (start(text, tmp_path / w, attention=w, dropout=0.0).path for w in ("fused", "explicit"))
-    kernels = [json.loads((run / "recipe.json").read_bytes())["train"]["attention"] for run in (plain, written)]
+    kernels = [
+        json.loads((run / "recipe.json").read_bytes())["options"]["train"]["attention"] for run in (plain, written)
+    ]
     assert kernels == ["fused", "explicit"]  # on some processors their losses are the same to the bit
     losses = [[row["loss"] for row in rows(run) if "loss" in row] for run in (plain, written)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
@@ -522,7 +523,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(text, tmp_path):
 def test_the_panel_shows_what_a_run_is_about(text, tmp_path):
     console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True)
     reporter = LiveReporter(console)
-    recipe = replace(make_recipe(("a",), None, FIELDS), decay=(100, 100))
+    recipe = with_record(make_recipe(("a",), None, FIELDS), decay=(100, 100))
     reporter.begin(recipe, 0)
     try:
         assert "first step" in str(reporter.__rich__())
@@ -559,7 +560,7 @@ def test_the_panel_shows_what_a_run_is_about(text, tmp_path):
 def test_a_skipped_step_does_not_spoil_the_panel(tmp_path):
     console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True)
     reporter = LiveReporter(console)
-    reporter.begin(replace(make_recipe(("a",), None, FIELDS), decay=(9, 9)), 0)
+    reporter.begin(with_record(make_recipe(("a",), None, FIELDS), decay=(9, 9)), 0)
     try:
         reporter.step({"step": 1, "loss": None, "learning_rate": 1.0}, 9)
         console.print(reporter)

@@ -35,7 +35,7 @@ from pellucid.training.recipe import make_recipe
 
 #: one token for each character, and steps enough to have learned something
 FIELDS = TRANSFORMER | {"tokenizer": "char", "dropout": 0, "ngrams": (), "batch": 8, "learning_rate": 0.02}
-FIELDS |= {"evaluate_every": 20, "sample_every": -1}
+FIELDS |= {"evaluate_every": 20, "sample_every": 0}
 STEPS, N_CTX = 60, FIELDS["n_ctx"]
 
 
@@ -348,7 +348,7 @@ def test_several_processes_fit_the_share_of_one(tmp_path):
 
 def test_a_run_of_minutes_keeps_the_time_of_mixing(tmp_path):
     """A step of 512 tokens takes 0.3 s, so that each token that is read takes 0.1 / 512 s."""
-    fields = TRANSFORMER | {"batch": 32, "accumulate": 1, "sample_every": -1, "evaluate_every": 10**6}
+    fields = TRANSFORMER | {"batch": 32, "accumulate": 1, "sample_every": 0, "evaluate_every": 10**6}
     recipe = make_recipe((str(write_text(tmp_path)),), "small", fields)
     ends = []
     for cost in ((0, 0.0), (10_240, 1.0)):

@@ -170,7 +170,7 @@ def test_a_row_of_metrics_of_wrong_types_is_counted_as_unreadable(whole_runs, tm
 def test_a_recipe_of_a_huge_network_is_refused_before_it_is_built(whole_runs, tmp_path, changes, command):
     run = shutil.copytree(whole_runs(BY_NAME["transformer"]), tmp_path / "run")
     recipe = json.loads((run / "recipe.json").read_text())
-    recipe["model"] |= changes
+    recipe["options"]["model"] |= changes
     (run / "recipe.json").write_text(json.dumps(recipe))
     said = (
         r"a larger network|would be a table of|would need at least|n_layers = 1000000000: expected at most|below 2\^63"
@@ -196,7 +196,7 @@ def test_what_no_machine_has_room_for_is_not_planned(sizes):
 def test_a_recipe_of_tensors_that_cannot_be_counted_is_refused(whole_runs, tmp_path, kind, sizes):
     run = shutil.copytree(whole_runs(BY_NAME[kind]), tmp_path / "run")
     recipe = json.loads((run / "recipe.json").read_text())
-    recipe["model"] |= sizes
+    recipe["options"]["model"] |= sizes
     (run / "recipe.json").write_text(json.dumps(recipe))
     with pytest.raises(WeightsError, match="the recipe describes a larger network"):
         load(run)

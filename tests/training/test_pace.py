@@ -17,6 +17,7 @@ from pellucid.runs import pace as pace_module
 from pellucid.runs import pipeline
 from pellucid.runs import trainer as trainer_module
 from pellucid.runs.checkpoint import best_step, folder_of, load_checkpoint, steps_of
+from pellucid.runs.options import with_record
 from pellucid.runs.pace import Pace
 from pellucid.runs.saver import Saver
 from pellucid.runs.schedule import DECAY_SHARE, decay_of, rate_factor
@@ -100,8 +101,8 @@ def test_the_rate_stays_until_the_time_that_is_left_is_that_of_the_decay(text, t
         clock = Clock(patch, SPEEDS[speed], evaluate=0.4, sample=0.6)
         measured(patch, 0.5)
         done = start(text, tmp_path / "run", sampler=clock.sampler, minutes=1.0, schedule=schedule, **QUICK)
-    first, end = done.recipe.decay
-    assert json.loads((done.path / "recipe.json").read_bytes())["decay"] == [first, end]
+    first, end = done.recipe.record.decay
+    assert json.loads((done.path / "recipe.json").read_bytes())["record"]["decay"] == [first, end]
     # what becomes slower while the rate falls is late, and stopped where that is too much
     if not (is_slow := "second half" in speed and schedule == "wsd"):
         assert 0.9 * 60 <= clock.seconds <= 1.1 * 60
@@ -129,7 +130,7 @@ def test_a_run_of_minutes_that_was_interrupted_in_its_decay_ends_the_same(text, 
         measured(patch, 0.5)
         fields = QUICK | {"minutes": 0.5, "checkpoint_every": 3, "evaluate_every": 10, "keep_last": 9}
         done = start(text, run, sampler=clock.sampler, **fields)
-        first, end = done.recipe.decay
+        first, end = done.recipe.record.decay
         whole, lines = tensors(run, end), rows(run)
         # as after a crash: what was saved from the decay on is lost
         assert steps_of(run)[0] < first
@@ -138,7 +139,7 @@ def test_a_run_of_minutes_that_was_interrupted_in_its_decay_ends_the_same(text, 
                 shutil.rmtree(folder_of(run, step))
         clock.step = SPEEDS["half as long"]
         again = resume(run)
-    assert (again.step, again.recipe.decay) == (end, (first, end))
+    assert (again.step, again.recipe.record.decay) == (end, (first, end))
     assert_same_tensors(tensors(run, end), whole)
     assert [row.get("learning_rate") for row in rows(run)] == [row.get("learning_rate") for row in lines]
 
@@ -202,7 +203,7 @@ def test_a_run_of_minutes_that_ends_within_its_warm_up_is_done_in_time(text, tmp
         done = start(text, run, sampler=clock.sampler, minutes=0.5, **QUICK | {"warmup": warmup})
         assert 24 <= clock.seconds <= 31
         assert done.recipe.is_last(done.step)
-        assert done.recipe.decay == (done.recipe.decay[0] if warmup == 2 else done.step, done.step)
+        assert done.recipe.record.decay == (done.recipe.record.decay[0] if warmup == 2 else done.step, done.step)
         longer = resume(run, minutes=1.0)
     assert longer.step > done.step + 30
     rates = [row["learning_rate"] for row in rows(run) if "learning_rate" in row]
@@ -215,13 +216,13 @@ def test_a_run_that_is_made_longer_by_minutes_is_saved_on_the_way(text, tmp_path
     with monkeypatch.context() as patch:
         clock = Clock(patch, 1.0)
         measured(patch, 1.0)
-        first = start(text, run, sampler=clock.sampler, **QUICK | {"minutes": 0.3, "evaluate_every": 0})
+        first = start(text, run, sampler=clock.sampler, **QUICK | {"minutes": 0.3, "evaluate_every": None})
         assert first.recipe.train.checkpoint_every >= first.step
         patch.setattr(pipeline, "train_to_end", lambda *given: None)
         resume(run, minutes=60.0)
     longer = read_recipe(run)
-    assert longer.planned == pytest.approx(3600, rel=0.05)
-    assert longer.train.checkpoint_every == longer.train.evaluate_every == -(-longer.planned // 10)
+    assert longer.record.planned == pytest.approx(3600, rel=0.05)
+    assert longer.train.checkpoint_every == longer.train.evaluate_every == -(-longer.record.planned // 10)
     assert longer.train.minutes == 0.3
 
 
@@ -239,11 +240,11 @@ def test_a_run_of_minutes_that_is_given_its_expected_number_of_steps_has_no_cloc
 
         patch.setattr(Trainer, "keep_pace", keep_pace)
         first = start(text, run, sampler=clock.sampler, **QUICK | {"minutes": 0.5})
-        assert (first.step, first.recipe.decay) == (5, None)
-        expected = first.recipe.planned
+        assert (first.step, first.recipe.record.decay) == (5, None)
+        expected = first.recipe.record.planned
         clock.step = lambda seconds: 60.0
         done = resume(run, steps=expected)
-    assert (done.step, done.recipe.decay) == (expected, decay_of("wsd", expected, done.recipe.train.warmup))
+    assert (done.step, done.recipe.record.decay) == (expected, decay_of("wsd", expected, done.recipe.train.warmup))
 
 
 def test_the_last_evaluation_of_a_run_of_minutes_that_became_one_of_steps_is_its_share(text, tmp_path, monkeypatch):
@@ -277,7 +278,7 @@ def test_a_run_of_steps_that_was_made_longer_by_minutes_and_stopped_uses_all_of_
         assert resume(run, minutes=1.0).exit_code == 130
         stops.clear()
         done = resume(run)
-    assert done.step > 100 > read_recipe(run).planned
+    assert done.step > 100 > read_recipe(run).record.planned
 
 
 @pytest.mark.slow
@@ -292,10 +293,10 @@ def test_a_run_that_is_made_longer_by_minutes_ends_in_time(text, tmp_path, monke
         done = resume(run, minutes=1.0)
         assert 55 <= clock.now - then <= 66
     assert done.step == done.recipe.n_steps > first.step
-    assert done.recipe.decay[0] > first.recipe.decay[0]
+    assert done.recipe.record.decay[0] > first.recipe.record.decay[0]
     rates = [row["learning_rate"] for row in rows(run) if "learning_rate" in row]
-    assert rates[first.recipe.decay[0] : done.recipe.decay[0]] == [5e-3] * (
-        done.recipe.decay[0] - first.recipe.decay[0]
+    assert rates[first.recipe.record.decay[0] : done.recipe.record.decay[0]] == [5e-3] * (
+        done.recipe.record.decay[0] - first.recipe.record.decay[0]
     )
     assert rates[-1] == pytest.approx(0.01 * 5e-3)
 
@@ -314,13 +315,13 @@ def test_the_minutes_of_an_unfinished_run_given_again_are_those_it_has(text, tmp
         then = clock.now
         done = resume(run, minutes=0.5)
         assert clock.now - then < 15
-        assert (done.step, done.recipe.decay) == (first.step, first.recipe.decay)
+        assert (done.step, done.recipe.record.decay) == (first.step, first.recipe.record.decay)
         longer = resume(run, minutes=0.3)
         shutil.rmtree(folder_of(run, longer.step))
         then = clock.now
         done = resume(run, minutes=0.3)  # those that it was made longer by, which are not over
         assert clock.now - then < 15
-        assert (done.step, done.recipe.decay) == (longer.step, longer.recipe.decay)
+        assert (done.step, done.recipe.record.decay) == (longer.step, longer.recipe.record.decay)
 
 
 def test_what_is_at_most_read_so_often_does_not_become_more(text, tmp_path, monkeypatch):
@@ -332,7 +333,7 @@ def test_what_is_at_most_read_so_often_does_not_become_more(text, tmp_path, monk
             pace = Pace.from_now(60.0)
             pace.know(0, 100, most=100)
             pace.start(seconds)
-            recipe = replace(recipe_for(text, **(QUICK | {"sample_every": -1})), planned=100)
+            recipe = with_record(recipe_for(text, **(QUICK | {"sample_every": 0})), planned=100)
             end = pace.end_of(recipe, 0)
             assert end == pytest.approx(steps, abs=2)
             assert end <= 100
@@ -352,11 +353,11 @@ def test_whatever_steps_took_before_the_decay_the_end_comes_in_time(total, share
     before = pace_module.time.monotonic
     pace_module.time.monotonic = lambda: now[0]
     try:
-        recipe = recipe_for("nowhere", **(QUICK | {"evaluate_every": 0, "sample_every": -1}))
+        recipe = recipe_for("nowhere", **(QUICK | {"evaluate_every": None, "sample_every": 0}))
         pace = Pace.from_now(total)
         pace.know(0, 0)
         pace.start(wrong * share * total)
-        recipe = replace(recipe, planned=pace.end_of(recipe, 0))
+        recipe = with_record(recipe, planned=pace.end_of(recipe, 0))
         every = max(1, recipe.n_steps // 7)
         recipe = replace(recipe, train=replace(recipe.train, evaluate_every=every, warmup=0))
         pace.took["token"], pace.n_held_out = evaluate * total / 1000, 1000 if evaluate else 0
@@ -368,10 +369,12 @@ def test_whatever_steps_took_before_the_decay_the_end_comes_in_time(total, share
             pace.stepped(taken)
             if recipe.is_last(step) or step % recipe.train.evaluate_every == 0:
                 now[0] += pace.evaluation(1000 if recipe.is_last(step) else recipe.train.evaluate_tokens, recipe)
-            if not recipe.decay and (decay := pace.decay_from(recipe, step)):
-                recipe, began = replace(recipe, decay=decay), now[0]
+            if not recipe.record.decay and (decay := pace.decay_from(recipe, step)):
+                recipe, began = with_record(recipe, decay=decay), now[0]
         # the end was right by the speed of steps when the decay began; steps of the last decay may be others
-        assert recipe.decay[1] - recipe.decay[0] == pytest.approx(DECAY_SHARE * recipe.decay[1], abs=0.02 * step + 2)
+        assert recipe.record.decay[1] - recipe.record.decay[0] == pytest.approx(
+            DECAY_SHARE * recipe.record.decay[1], abs=0.02 * step + 2
+        )
         at = min(int(len(speeds) * 0.8 * began / total), len(speeds) - 1)
         if len({*speeds[at:]}) == 1:
             assert abs(now[0] - total) <= 0.06 * total
@@ -388,7 +391,7 @@ def test_the_hard_stop_is_a_tenth_beyond(monkeypatch):
         assert pace.is_over is over
 
 
-@pytest.mark.parametrize(("can_sample", "every", "seconds"), [(True, 0, 0.4), (True, -1, 0.0), (False, 0, 0.0)])
+@pytest.mark.parametrize(("can_sample", "every", "seconds"), [(True, None, 0.4), (True, 0, 0.0), (False, None, 0.0)])
 def test_no_time_is_kept_for_samples_that_are_not_written(can_sample, every, seconds):
     pace = Pace.from_now(60.0)
     pace.know(0, 0, can_sample=can_sample)
@@ -459,7 +462,7 @@ def test_a_run_made_longer_and_killed_at_once_keeps_its_new_length(text, tmp_pat
     with monkeypatch.context() as patch:
         clock = Clock(patch, 0.5)
         done = resume(run)
-    assert (done.step, done.recipe.decay) == (planned.n_steps, planned.decay)
+    assert (done.step, done.recipe.record.decay) == (planned.n_steps, planned.record.decay)
 
 
 def test_a_stopped_run_of_minutes_that_is_given_more_and_killed_at_once_has_another_clock(text, tmp_path, monkeypatch):
@@ -477,11 +480,11 @@ def test_a_stopped_run_of_minutes_that_is_given_more_and_killed_at_once_has_anot
 
         patch.setattr(Trainer, "keep_pace", keep_pace)
         first = start(text, run, sampler=clock.sampler, **QUICK | {"minutes": 0.5})
-        assert (first.exit_code, first.recipe.decay) == (130, None)
+        assert (first.exit_code, first.recipe.record.decay) == (130, None)
         patch.setattr(Trainer, "take_step", lambda training: (_ for _ in ()).throw(OSError("killed")))
         with pytest.raises(OSError, match="killed"):
             resume(run, minutes=2.0)
-    expected = read_recipe(run).planned
+    expected = read_recipe(run).record.planned
     assert expected > 100
     heard = Heard()
     with monkeypatch.context() as patch:

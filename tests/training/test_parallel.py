@@ -270,7 +270,12 @@ def test_more_processes_than_gpus_are_refused_before_the_text_is_read(tmp_path, 
 
 @pytest.mark.parametrize(
     ("asked", "n", "layout"),
-    [((0, 0, 0), 4, (4, 1, 1)), ((1, 0, 0), 4, (1, 4, 1)), ((0, 0, 2), 4, (2, 1, 2)), ((1, 1, 0), 4, (1, 1, 4))],
+    [
+        ((None, None, None), 4, (4, 1, 1)),
+        ((1, None, None), 4, (1, 4, 1)),
+        ((None, None, 2), 4, (2, 1, 2)),
+        ((1, 1, None), 4, (1, 1, 4)),
+    ],
 )
 def test_what_is_open_of_a_layout_is_chosen(asked, n, layout):
     names = ("replicate", "shard", "tensor")
@@ -477,7 +482,7 @@ def test_no_process_makes_the_whole_network(text, tmp_path, layout, monkeypatch)
     monkeypatch.setattr(TransformerTrainable, "begin", begin)
 
     def do(rank: int) -> None:
-        fields = {**FIELDS, **DIVISIBLE, "batch": 4, "steps": 1, "sample_every": -1, **laid_out(layout)}
+        fields = {**FIELDS, **DIVISIBLE, "batch": 4, "steps": 1, "sample_every": 0, **laid_out(layout)}
         pellucid.train(text, out=tmp_path / "run", preset="small", fields=fields)
         own, all_of_them = sizes[0]
         assert own <= 0.55 * all_of_them
@@ -515,7 +520,7 @@ def test_no_process_makes_the_whole_network_to_time_a_step(text, tmp_path, field
 
     def do(rank: int) -> None:
         given = {name: value for name, value in {**FIELDS, **DIVISIBLE}.items() if name != "steps"}
-        given |= {"n_layers": 5, "batch": 4, "sample_every": -1, **fields, **laid_out(layout)}
+        given |= {"n_layers": 5, "batch": 4, "sample_every": 0, **fields, **laid_out(layout)}
         assert pellucid.train(text, out=tmp_path / "run", preset="small", fields=given).step == 2
         assert not depths
 
@@ -545,7 +550,7 @@ def test_several_processes_take_the_steps_of_one_with(text, tmp_path, fields, la
 @pytest.mark.parametrize("layout", [(2, 1, 1), (1, 2, 1)])
 def test_adapters_are_those_of_one_process(text, tmp_path, plain_runs, layout):
     """Most weights are frozen, and divided all the same."""
-    fields = {"batch": 4, "steps": STEPS, "evaluate_every": 10, "sample_every": -1, "adapt.rank": 2}
+    fields = {"batch": 4, "steps": STEPS, "evaluate_every": 10, "sample_every": 0, "adapt.rank": 2}
     fields |= {name: FIELDS[name] for name in ("precision", "compile", "attention", "device", "evaluate_tokens")}
 
     def run_in(n: int, **more: int) -> Path:
@@ -572,7 +577,7 @@ def test_pairs_and_conversations_are_those_of_one_process(tmp_path, layout, writ
 def test_tokens_new_to_the_vocabulary_are_trained_as_in_one_process(text, tmp_path, adapters):
     """The markers of conversations, which the model that the run starts from has no rows for."""
     base, source = train(text, tmp_path / "base", steps=2, n_ctx=160), write_conversations(tmp_path)
-    fields = {"batch": 4, "steps": STEPS, "evaluate_every": 10, "sample_every": -1, "optimizer": "adamw", **adapters}
+    fields = {"batch": 4, "steps": STEPS, "evaluate_every": 10, "sample_every": 0, "optimizer": "adamw", **adapters}
     fields |= {name: FIELDS[name] for name in ("precision", "compile", "attention", "device", "evaluate_tokens")}
     runs = {}
     for n, more in ((1, {}), (2, laid_out((1, 2, 1)))):
@@ -580,7 +585,7 @@ def test_tokens_new_to_the_vocabulary_are_trained_as_in_one_process(text, tmp_pa
         do_in(n, lambda rank, options=options: pellucid.train(source, **options))
         runs[n] = options["out"]
         recipe = read_recipe(runs[n])
-        assert (recipe.train.objective, recipe.new_ids, recipe.model.n_vocab) == ("chat", (257, 258), 259)
+        assert (recipe.train.objective, recipe.record.new_ids, recipe.model.n_vocab) == ("chat", (257, 258), 259)
     assert_equal_losses(runs[2], runs[1], TOLERANCE["adamw"])
 
 

@@ -25,10 +25,10 @@ from pellucid.training.load import read_recipe
 from pellucid.training.trainable import TransformerTrainable
 
 #: sizes that two processes divide
-SIZES = {"tokenizer": "bpe", "vocabulary": 260, "n_heads": 4, "steps": 1, "evaluate_every": 1, "sample_every": -1}
+SIZES = {"tokenizer": "bpe", "vocabulary": 260, "n_heads": 4, "steps": 1, "evaluate_every": 1, "sample_every": 0}
 #: what a run that starts from a model may choose
 NAMES = ("dropout", "batch", "accumulate", "steps", "evaluate_tokens", "precision", "compile", "attention", "device")
-GIVEN = {name: FIELDS[name] for name in NAMES} | {"batch": 4, "steps": 1, "sample_every": -1, "dropout": 0.0}
+GIVEN = {name: FIELDS[name] for name in NAMES} | {"batch": 4, "steps": 1, "sample_every": 0, "dropout": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def write_new_rows(text: Path, folder: Path) -> Path:
     base, out = write_run(text, folder, n_ctx=160), folder / "adapters"
     fields = {**GIVEN, "steps": 4, "adapt.rank": 2}
     pellucid.train(write_conversations(folder), out=out, from_model=base, fields=fields)
-    assert read_recipe(out).new_ids == (260, 261)
+    assert read_recipe(out).record.new_ids == (260, 261)
     return out
 
 
@@ -144,7 +144,7 @@ def test_given_weights_are_read_in_parts(text, tmp_path, sources, source, layout
     together(2, do)
     for name in ("one", "two"):
         assert_same_tensors(dict(load_checkpoint(tmp_path / name, 0)[0].weights), expected)
-    assert plain.recipe.base == read_recipe(tmp_path / "two").base
+    assert plain.recipe.record.base == read_recipe(tmp_path / "two").record.base
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import io
 import time
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -11,6 +10,7 @@ from tiny import FIELDS
 from pellucid.runs import interrupt
 from pellucid.runs.interrupt import Interrupted, Interruption, Phase
 from pellucid.runs.live_reporter import LiveReporter
+from pellucid.runs.options import with_record
 from pellucid.runs.reporter import PlainReporter, how_far
 from pellucid.training.recipe import make_recipe
 
@@ -122,7 +122,7 @@ def test_the_innermost_phase_is_shown(monkeypatch):
 
 def test_the_speed_of_a_short_run_is_that_of_its_steps(monkeypatch):
     """Rows of the last steps are read at once: what counts is when their steps were taken."""
-    recipe = replace(make_recipe(("a",), None, FIELDS), decay=(6, 6))
+    recipe = with_record(make_recipe(("a",), None, FIELDS), decay=(6, 6))
     out = io.StringIO()
     reporter = PlainReporter(out)
     reporter.begin(recipe, 0)

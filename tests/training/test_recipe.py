@@ -17,7 +17,7 @@ from pellucid.option_values import ArchitectureError, parse_value
 from pellucid.predictors.recipe import make_predictor_recipe
 from pellucid.presets import PRESETS, gated_width, preset
 from pellucid.runs.length import with_length
-from pellucid.runs.options import RecipeError, TrainOptions, with_train
+from pellucid.runs.options import RecipeError, TrainOptions, with_record, with_train
 from pellucid.training.config import AdapterOptions, Base, TextOptions
 from pellucid.training.recipe import (
     MASK_OBJECTIVE,
@@ -67,6 +67,8 @@ def another(name: str):
     if name in OTHER:
         return OTHER[name]
     now, hint = look_up(make_recipe((), None, {}), name), hint_of(name)
+    if now is None:
+        (hint,) = {*typing.get_args(hint)} - {type(None)}
     if typing.get_origin(hint) is typing.Literal:
         return next(word for word in typing.get_args(hint) if word != now)
     if typing.get_origin(hint) is tuple:
@@ -74,7 +76,7 @@ def another(name: str):
     if hint is int:
         fits = {"model.d_model": "256", "model.attention.n_heads": "8", "model.attention.n_kv_heads": "2"}
         fits["model.mlp.n_hidden"] = "2"
-        return fits.get(name, str(2 * abs(now) + 6))
+        return fits.get(name, str(2 * abs(now or 0) + 6))
     return "0.5" if hint is float else "other"
 
 
@@ -112,7 +114,7 @@ def test_every_field_is_set_by_its_name(name):
         ({"clip": "inf"}, "expected a finite number"),
         ({"beta_1": "1"}, "expected a number from 0 up to, not including, 1"),
         ({"held_out": "1"}, "expected a share between 0 and 1"),
-        ({"accumulate": "-1"}, "expected 0 or more"),
+        ({"accumulate": "0"}, "expected 1 or more, or auto"),
         ({"keep_last": "0"}, "expected 1 or more"),
         ({"seed": [1]}, "train.seed = [1]: expected an integer"),
         ({"seed": str(2**64)}, "train.seed = 18446744073709551616: expected a number of 64 bits"),
@@ -123,7 +125,7 @@ def test_every_field_is_set_by_its_name(name):
             {"weight_decay": "201", "optimizer": "adamw"},
             "weight_decay = 201.0: expected at most 1 / learning_rate = 200",
         ),
-        ({"warmup": "-2"}, "expected -1 or more"),
+        ({"warmup": "-1"}, "expected 0 or more, or auto"),
         (
             {"mask_share": "0.5"},
             "train.mask_share = 0.5 goes with train.objective = masked, not next-token: leave it out",
@@ -133,7 +135,7 @@ def test_every_field_is_set_by_its_name(name):
             "train.muon_learning_rate = 9.0 goes with train.optimizer = muon, not adamw: leave it out",
         ),
         ({"steps": "10", "tokens": "100"}, "the length is given twice, by steps and tokens"),
-        ({"tokenizer": "byte", "vocabulary": "500"}, "expected 0 where text.tokenizer = byte"),
+        ({"tokenizer": "byte", "vocabulary": "500"}, "expected auto where text.tokenizer = byte"),
         ({"vocabulary": "256"}, "expected at least 257 where text.tokenizer = bpe: the 256 bytes and the separator"),
         ({"tokenizer": "word", "vocabulary": "2"}, "expected at least 3 where text.tokenizer = word: a word, the"),
         ({"d_model": "10", "n_heads": "4"}, "expected a divisor of d_model = 10"),
@@ -218,7 +220,7 @@ def test_a_runs_recipe_is_a_recipe(text, tmp_path):
     assert made.model == done.recipe.model
     assert made.text == done.recipe.text
     assert made.train == done.recipe.train
-    assert made.decay is None
+    assert made.record.decay is None
     again = Recipe.from_dict(json.loads((done.path / "recipe.json").read_bytes()))
     assert again == done.recipe
     # with another length it is that length alone
@@ -241,7 +243,7 @@ def test_a_runs_recipe_is_a_recipe(text, tmp_path):
     )
 )
 def test_whatever_is_in_a_recipe_is_read_back(values):
-    made = dataclasses.replace(make_recipe(("a", "b"), None, values), decay=(5, 9))
+    made = with_record(make_recipe(("a", "b"), None, values), decay=(5, 9))
     assert Recipe.from_dict(json.loads(json.dumps(made.to_dict()))) == made
 
 
@@ -263,7 +265,7 @@ def test_ten_minutes_where_no_length_is_given():
 
 def test_what_leaves_a_field_open_asks_for_nothing_else():
     run = make_recipe(("a",), None, {"batch": 7, "precision": "bfloat16", "clip": 1.0, "n_vocab": 300})
-    for changes in ({}, {"batch": "0"}, {"precision": "auto"}, {"batch": 7}, {"clip": "1"}):
+    for changes in ({}, {"batch": "auto"}, {"batch": None}, {"precision": "auto"}, {"batch": 7}, {"clip": "1"}):
         assert overlay(run, None, changes, None) == run
     divided = with_train(run, batch=2, accumulate=3)  # by processes, from batch=3 and accumulate=2
     assert overlay(divided, None, {"batch": 3, "accumulate": 2}, None) != divided
@@ -295,7 +297,8 @@ def test_a_run_s_own_recipe_leaves_the_size_of_the_vocabulary_to_the_text(tmp_pa
     """It has the size with the tokens that the run gained, and the model that it started from is smaller."""
     base = make_recipe((), None, {"n_vocab": 300}).model
     run = make_recipe_on(base, ("a",), {"learning_rate": 1e-4})
-    run = replace(run, model=replace(run.model, n_vocab=302), new_ids=(300, 301), base=Base("base", "2", "0"))
+    run = replace(run, model=replace(run.model, n_vocab=302))
+    run = with_record(run, new_ids=(300, 301), base=Base("base", "2", "0"))
     (tmp_path / "recipe.json").write_text(json.dumps(run.to_dict()))
     for recipe in (tmp_path / "recipe.json", run):
         made = make_recipe_on(base, ("a",), {}, recipe)
@@ -370,7 +373,7 @@ def test_options_without_an_effect_are_refused_only_where_a_user_sets_them(tmp_p
 
 def test_a_run_from_a_model_takes_no_tokenizer_not_even_the_default_one():
     model = make_recipe((), "gpt2", {}).model
-    for name, value in {"tokenizer": "bpe", "vocabulary": 0, "text.pattern": "gpt2", "sample": 1.0}.items():
+    for name, value in {"tokenizer": "bpe", "vocabulary": None, "text.pattern": "gpt2", "sample": 1.0}.items():
         with pytest.raises(RecipeError, match=rf"keeps its architecture and tokenizer: leave out .*{name}"):
             make_recipe_on(model, (), {name: value})
     assert make_recipe_on(model, (), {"n_layers": model.n_layers}).model == model

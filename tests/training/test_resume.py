@@ -144,7 +144,8 @@ def test_a_finished_run_of_any_kind_stays_as_it_is_or_is_made_longer(whole_runs,
     run, source = tmp_path / "run", kind.write_input(tmp_path)
     shutil.copytree(whole_runs(kind), run)
     written = json.loads((run / "recipe.json").read_bytes())
-    (run / "recipe.json").write_text(json.dumps(written | {"inputs": [str(source)]}, indent=1) + "\n")
+    written["options"]["inputs"] = [str(source)]
+    (run / "recipe.json").write_text(json.dumps(written, indent=1) + "\n")
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != "report.html"}
     again = kind.resume(run)
     assert (again.step, again.exit_code) == (12, 0)
@@ -152,8 +153,8 @@ def test_a_finished_run_of_any_kind_stays_as_it_is_or_is_made_longer(whole_runs,
     with pytest.raises(RecipeError, match="has 12 steps already"):
         kind.resume(run, steps=11)
     assert kind.resume(run, steps=14).step == 14
-    first, end = json.loads((run / "recipe.json").read_bytes())["decay"]
-    assert (first, end) == decay_of("wsd", 14, written["train"]["warmup"])
+    first, end = json.loads((run / "recipe.json").read_bytes())["record"]["decay"]
+    assert (first, end) == decay_of("wsd", 14, written["options"]["train"]["warmup"])
 
 
 def test_killed_at_any_moment_it_ends_the_same(whole, text, tmp_path):
@@ -339,14 +340,14 @@ def test_a_finished_run_is_said_to_be_finished_and_stays_as_it_is(text, tmp_path
 def test_a_longer_run_goes_on_from_before_the_decay_and_is_the_one_that_was_so_long_from_its_start(text, tmp_path):
     run = start(text, tmp_path / "run", warmup=2).path
     first, _ = decay_of("wsd", 12, 2)
-    assert json.loads((run / "recipe.json").read_bytes())["decay"] == [first, 12]
+    assert json.loads((run / "recipe.json").read_bytes())["record"]["decay"] == [first, 12]
     assert first in steps_of(run)
     with pytest.raises(RecipeError, match="has 12 steps already"):
         resume(run, steps=11)
     heard = Heard()
     assert resume(run, heard, steps=20).step == 20
     assert f"going on from step {first}, before the learning rate fell" in heard.text
-    assert json.loads((run / "recipe.json").read_bytes())["decay"] == list(decay_of("wsd", 20, 2))
+    assert json.loads((run / "recipe.json").read_bytes())["record"]["decay"] == list(decay_of("wsd", 20, 2))
     whole = start(text, tmp_path / "whole", steps=20, warmup=2).path
     assert_same_tensors(tensors(run, 20), tensors(whole, 20))
     assert [row["step"] for row in rows(run) if "learning_rate" in row] == list(range(1, 21))
@@ -479,7 +480,7 @@ def test_made_longer_in_the_middle_earlier_steps_keep_their_rates(text, tmp_path
         if step > 8:
             shutil.rmtree(folder_of(run, step))
     assert resume(run, steps=16).step == 16
-    assert json.loads((run / "recipe.json").read_bytes())["decay"] == list(decay_of("wsd", 16, 0))
+    assert json.loads((run / "recipe.json").read_bytes())["record"]["decay"] == list(decay_of("wsd", 16, 0))
     longer = rows(run)
     assert [row for row in longer if row["step"] <= 8] == [row for row in whole if row["step"] <= 8]
     # what was saved after step 4 is lost: the steps that are taken again are what they were
@@ -497,11 +498,11 @@ def intervals(run: Path) -> list[int]:
 def test_intervals_that_a_run_chose_are_chosen_again_for_its_new_length(text, tmp_path):
     """A run made longer is not measured every ten steps because a trial was; its weights are the same."""
     heard = Heard()
-    trial = start(text, tmp_path / "trial", steps=10, evaluate_every=0).path
+    trial = start(text, tmp_path / "trial", steps=10, evaluate_every=None).path
     asked = start(text, tmp_path / "asked", steps=10, evaluate_every=1).path
     assert [intervals(trial), intervals(asked)] == [[10, 10, 10], [1, 1, 1]]
-    assert read_recipe(trial).chosen_intervals == INTERVALS
-    assert read_recipe(asked).chosen_intervals == ("checkpoint_every", "sample_every")
+    assert read_recipe(trial).record.chosen_intervals == INTERVALS
+    assert read_recipe(asked).record.chosen_intervals == ("checkpoint_every", "sample_every")
     for run in (trial, asked):
         resume(run, heard if run == trial else None, steps=40)
     assert intervals(trial) == [40, 40, 40]
@@ -516,12 +517,8 @@ def test_intervals_that_a_run_chose_are_chosen_again_for_its_new_length(text, tm
     assert (trial / "recipe.json").read_bytes() == before
 
 
-def test_a_run_of_an_earlier_version_keeps_its_intervals_unless_others_are_asked_for(text, tmp_path):
-    """Its recipe does not say whether they were chosen."""
-    run = start(text, tmp_path / "run", steps=10, evaluate_every=0).path
-    written = json.loads((run / "recipe.json").read_bytes())
-    del written["chosen_intervals"]
-    (run / "recipe.json").write_text(json.dumps(written))
+def test_a_run_keeps_intervals_that_it_did_not_choose_unless_others_are_asked_for(text, tmp_path):
+    run = start(text, tmp_path / "run", steps=10, evaluate_every=10, checkpoint_every=10, sample_every=10).path
     resume(run, steps=12)
     assert intervals(run) == [10, 10, 10]
     pellucid.train(out=run, resume=True, steps=16, fields={"evaluate_every": 8, "checkpoint_every": "4"})
@@ -529,26 +526,29 @@ def test_a_run_of_an_earlier_version_keeps_its_intervals_unless_others_are_asked
 
 
 @pytest.mark.parametrize("more", [{}, {"steps": 20}])
-def test_an_interval_of_0_is_chosen_when_a_run_is_resumed(text, tmp_path, more):
+def test_an_interval_of_auto_is_chosen_when_a_run_is_resumed(text, tmp_path, more):
     """With another length and without one; an interval that was asked for before stays no longer."""
     run = start(text, tmp_path / "run", steps=10, evaluate_every=5).path
     written = json.loads((run / "recipe.json").read_bytes())
-    written["train"]["sample_every"], written["chosen_intervals"] = -1, ["checkpoint_every"]
+    written["options"]["train"]["sample_every"] = 0
+    written["record"]["chosen_intervals"] = ["checkpoint_every"]
     (run / "recipe.json").write_text(json.dumps(written))
-    pellucid.train(out=run, resume=True, fields={"evaluate_every": "0"}, **more)
+    pellucid.train(out=run, resume=True, fields={"evaluate_every": "auto"}, **more)
     n_steps = more.get("steps", 10)
-    assert intervals(run) == [n_steps, n_steps, -1]  # a run of seconds is measured at its end
-    assert read_recipe(run).chosen_intervals == ("evaluate_every", "checkpoint_every")
+    assert intervals(run) == [n_steps, n_steps, 0]  # a run of seconds is measured at its end
+    assert read_recipe(run).record.chosen_intervals == ("evaluate_every", "checkpoint_every")
     # what the run has chosen stays
     before = (run / "recipe.json").read_bytes()
-    pellucid.train(out=run, resume=True, fields={"evaluate_every": 0})
+    pellucid.train(out=run, resume=True, fields={"evaluate_every": None})
     assert (run / "recipe.json").read_bytes() == before
 
 
 def test_intervals_may_be_set_when_a_run_is_resumed(text, tmp_path, capsys):
-    run = start(text, tmp_path / "run", steps=4, evaluate_every=0).path
+    run = start(text, tmp_path / "run", steps=4, evaluate_every=None).path
     again = ("train", "--resume", "--out", str(run), "--steps")
-    assert cli.main([*again, "8", "--set", "evaluate_every=3", "--set", "keep_last=5", "--set", "sample_every=0"]) == 0
+    assert (
+        cli.main([*again, "8", "--set", "evaluate_every=3", "--set", "keep_last=5", "--set", "sample_every=auto"]) == 0
+    )
     assert "from here on: evaluate_every = 3 (4 before), checkpoint_every = 3 (4 before)" in capsys.readouterr().out
     assert intervals(run) == [3, 3, 3]  # the others are chosen: as often as the loss is measured
     assert read_recipe(run).train.keep_last == 5
@@ -556,8 +556,8 @@ def test_intervals_may_be_set_when_a_run_is_resumed(text, tmp_path, capsys):
     assert steps_of(run)[-3:] == [5, 6, 8]
     # one that is asked for is kept, though it is what was chosen
     assert cli.main([*again, "16", "--set", "checkpoint_every=3"]) == 0
-    assert read_recipe(run).chosen_intervals == ("sample_every",)
-    assert cli.main([*again, "20", "--set", "sample_every=-1", "--set", "keep_last=0"]) == 2
+    assert read_recipe(run).record.chosen_intervals == ("sample_every",)
+    assert cli.main([*again, "20", "--set", "sample_every=0", "--set", "keep_last=0"]) == 2
     assert "train.keep_last = 0: expected 1 or more" in capsys.readouterr().err
     # the best checkpoint is the one with the lowest loss over the same tokens
     assert "train.evaluate_tokens: 100 in the run, 50 asked for" in refuse(
@@ -571,14 +571,14 @@ def test_intervals_of_a_run_of_any_kind_may_be_set_when_it_is_resumed(whole_runs
     shutil.copytree(whole_runs(kind), run)
     done = kind.train(source, out=run, resume=True, steps=14, fields={"train.checkpoint_every": "7"})
     assert done.recipe.train.checkpoint_every == 7
-    assert json.loads((run / "recipe.json").read_bytes())["train"]["checkpoint_every"] == 7
+    assert json.loads((run / "recipe.json").read_bytes())["options"]["train"]["checkpoint_every"] == 7
 
 
 def test_a_run_that_ends_within_its_warm_up_says_so(text, tmp_path):
     heard = Heard()
     run = start(text, tmp_path / "run", heard, steps=2, evaluate_every=2, warmup=4).path
     said = "warning: train.warmup = 4 and there are 2 steps: the run ends within its warm-up, at 50% of the largest"
-    assert f"{said} learning rate; set a smaller warmup, or -1 to have it chosen" in heard.lines
+    assert f"{said} learning rate; set a smaller warmup, or warmup=auto to have it chosen" in heard.lines
     for steps, warns in ((3, True), (10, False)):
         heard = Heard()
         resume(run, heard, steps=steps)
@@ -617,7 +617,7 @@ def test_a_run_of_few_steps_measures_itself_by_its_share_of_the_time(tmp_path, m
     for module in (pace, trainer_module):
         monkeypatch.setattr(module, "LEAST_EVALUATED", 64)
     text, run, heard = write_text(tmp_path, 60_000), tmp_path / "run", Heard()
-    start(text, run, heard, steps=10, evaluate_every=0, evaluate_tokens=0)
+    start(text, run, heard, steps=10, evaluate_every=None, evaluate_tokens=None)
     measured = [row for row in rows(run) if "held_out_loss" in row]
     assert [row["step"] for row in measured] == [row["step"] for row in rows(run) if "sample" in row] == [10]
     # of 640 targets, each of which costs three times as much to train on; a batch more may be read
@@ -717,7 +717,7 @@ def test_other_choices_are_refused_and_named(text, tmp_path, capsys):
     for more in (("--from", "nowhere"), ("--predictor", "ngram")):
         assert "is a transformer with weights of its own: resume it without" in refuse(capsys, *again, *more)
     # the same choices again, and ones that leave a field open, ask for nothing else
-    same = ("--set", "d_model=16", "--set", "batch=0", "--device", "auto", "--seed", "1337", "--set", "steps=14")
+    same = ("--set", "d_model=16", "--set", "batch=auto", "--device", "auto", "--seed", "1337", "--set", "steps=14")
     assert cli.main(["train", *map(str, (*again, *same))]) == 0
     assert steps_of(run)[-1] == 14
 
@@ -759,8 +759,8 @@ def test_a_run_that_cannot_reach_its_checkpoints_is_refused_and_stays_as_it_is(t
 
 def test_a_run_killed_before_its_first_save_is_resumed_with_shorter_intervals(text, tmp_path, monkeypatch):
     """And killed once more before a step: its rows are of steps that would have been saved by the new interval."""
-    whole = start(text, tmp_path / "whole", checkpoint_every=2, sample_every=-1).path
-    run = start(text, tmp_path / "run", checkpoint_every=8, sample_every=-1).path
+    whole = start(text, tmp_path / "whole", checkpoint_every=2, sample_every=0).path
+    run = start(text, tmp_path / "run", checkpoint_every=8, sample_every=0).path
     empty(run / "checkpoints")
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (run / "metrics.jsonl").write_bytes(b"".join(line for line in lines if json.loads(line)["step"] <= 7))
@@ -786,17 +786,26 @@ def edited(change):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("train.batch", 4), "train.batch: 2 in the checkpoint, 4 in recipe.json"),
-        (("model.dropout.embed", 0.3), "model.dropout.embed: 0.1 in the checkpoint, 0.3 in recipe.json"),
-        (("train.steps", 20), "train.steps: 12 in the checkpoint, 20 in recipe.json"),
-        (("decay", [10, 20]), r"decay: \[8, 12\] in the checkpoint, \[10, 20\] in recipe.json"),
-        (("decay", [12, 10]), "decay = .12, 10.: expected the first step of the decay and the end of the run"),
-        (("decay", [10, -12]), r"decay\[1\] of the recipe is -12: expected a whole number"),
-        (("decay", [[10, 12]]), "decay of the recipe is .*: expected a list of 2 values"),
-        (("planned", -1), "planned of the recipe is -1: expected a whole number"),
-        (("chosen_intervals", ["never"]), "chosen_intervals has 'never'"),
-        (("format", 7), "no entry 'format' in a recipe"),
-        (("tokens_per_row", 3.0), "tokens_per_row: 0.0 in the checkpoint, 3.0 in recipe.json"),
+        (("options.train.batch", 4), "train.batch: 2 in the checkpoint, 4 in recipe.json"),
+        (("options.model.dropout.embed", 0.3), "model.dropout.embed: 0.1 in the checkpoint, 0.3 in recipe.json"),
+        (("options.train.steps", 20), "train.steps: 12 in the checkpoint, 20 in recipe.json"),
+        (("record.decay", [10, 20]), r"decay: \[8, 12\] in the checkpoint, \[10, 20\] in recipe.json"),
+        (
+            ("record.decay", [12, 10]),
+            "record.decay = 12,10: expected the first step of the decay and the end of the run",
+        ),
+        (
+            ("record.decay", [10, -12]),
+            "record.decay = 10,-12: expected the first step of the decay and the end of the run",
+        ),
+        (("record.decay", [[10, 12]]), "record.decay = .*: expected 2 values"),
+        (("record.planned", -1), "record.planned = -1: expected a number of steps"),
+        (
+            ("record.chosen_intervals", ["never"]),
+            "record.chosen_intervals = .*never.*: expected some of evaluate_every",
+        ),
+        (("format", 7), "a recipe has the entries options and record alone: see to 'format'"),
+        (("record.tokens_per_row", 3.0), "tokens_per_row: 0.0 in the checkpoint, 3.0 in recipe.json"),
     ],
     ids=lambda value: str(value) if isinstance(value, tuple) else "",
 )
@@ -814,7 +823,7 @@ def test_a_recipe_that_was_changed_by_hand_is_refused_and_named(text, tmp_path, 
 def with_options(run: Path, **options) -> Path:
     """The run, as if it had been trained with these options of training: on another machine."""
     written = json.loads((run / "recipe.json").read_bytes())
-    written["train"] |= options
+    written["options"]["train"] |= options
     (run / "recipe.json").write_text(json.dumps(written))
     return run
 
@@ -826,7 +835,7 @@ def test_a_recipe_of_any_kind_that_was_changed_by_hand_is_refused(tmp_path, kind
     with pytest.raises(RecipeError, match=r"train.weight_decay: .* in the checkpoint, 0.5 in recipe.json"):
         kind.resume(run, steps=4)
     (run / "recipe.json").write_text(json.dumps(json.loads((run / "recipe.json").read_bytes()) | {"format": 7}))
-    with pytest.raises(RecipeError, match="no entry 'format' in a recipe"):
+    with pytest.raises(RecipeError, match="a recipe has the entries options and record alone: see to 'format'"):
         kind.resume(run, steps=4)
 
 
@@ -888,9 +897,12 @@ def test_a_choice_that_contradicts_the_run_is_named_itself(text, tmp_path, capsy
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"batch": 0, "accumulate": 0}, "a step: 128 sequences in 2 micro-batches of 64, gradients added up, chosen"),
-        ({"batch": 0, "accumulate": 1}, "a step: 128 sequences, chosen, in one micro-batch, as asked"),
-        ({"batch": 3, "accumulate": 0}, "a step: 3 sequences, as asked, in one micro-batch, chosen"),
+        (
+            {"batch": None, "accumulate": None},
+            "a step: 128 sequences in 2 micro-batches of 64, gradients added up, chosen",
+        ),
+        ({"batch": None, "accumulate": 1}, "a step: 128 sequences, chosen, in one micro-batch, as asked"),
+        ({"batch": 3, "accumulate": None}, "a step: 3 sequences, as asked, in one micro-batch, chosen"),
         (
             {"batch": 2, "accumulate": 2},
             "a step: 4 sequences, as asked, in 2 micro-batches of 2, gradients added up, as asked",
@@ -939,8 +951,8 @@ def test_resuming_without_a_run_is_refused(text, tmp_path, capsys):
     [
         ("{", "is damaged, it is not JSON"),
         ("[1, 2]", "holds list: expected an object"),
-        ('{"kind": "oracle"}', "found 'oracle'"),
-        ('{"kind": ["ngram"]}', r"found \['ngram'\]"),
+        ('{"options": {"kind": "oracle"}}', "found 'oracle'"),
+        ('{"options": {"kind": ["ngram"]}}', r"found \['ngram'\]"),
     ],
 )
 def test_a_recipe_that_is_none_is_taken_for_no_kind_of_run(written, says, tmp_path):
@@ -998,7 +1010,7 @@ def test_a_value_that_others_use_for_an_open_choice_may_be_a_value(text, tmp_pat
     again = ("--resume", "--out", run, "--steps", "3", "--set")
     assert "train.balance: 0.01 in the run, 0.0 asked for" in refuse(capsys, *again, "balance=0")
     assert "train.warmup: 1 in the run, 2 asked for" in refuse(capsys, *again, "warmup=2")
-    assert cli.main(["train", *map(str, again), "warmup=-1"]) == 0
+    assert cli.main(["train", *map(str, again), "warmup=auto"]) == 0
     assert read_recipe(run).train.warmup == 1
 
 
@@ -1008,7 +1020,7 @@ def test_zero_is_no_open_choice_of_adapters(text, tmp_path, capsys):
     run = pellucid.train(text, out=tmp_path / "run", from_model=base, steps=2, fields=fields).path
     for value, named in (
         ("rank=0", "adapt.rank: 2 in the run, 0 asked for"),
-        ("alpha=0", "adapt.alpha: 8.0 in the run, 0.0 asked for"),
+        ("alpha=4", "adapt.alpha: 8.0 in the run, 4.0 asked for"),
     ):
         assert named in refuse(capsys, "--resume", "--out", run, "--steps", "3", "--set", value)
 
@@ -1017,7 +1029,7 @@ def test_a_run_that_trains_on_keeps_the_checkpoint_that_adapters_need(text, tmp_
     base = start(text, tmp_path / "base", steps=2, evaluate_every=1, keep_last=1).path
     fields = {"adapt.rank": 2, "batch": 2, "precision": "float32", "device": "cpu"}
     run = pellucid.train(text, out=tmp_path / "run", from_model=base, steps=2, fields=fields).path
-    needed = int(read_recipe(run).base.checkpoint)
+    needed = int(read_recipe(run).record.base.checkpoint)
     resume(base, steps=20)
     assert (base / "checkpoints" / f"step-{needed:08d}.needed").is_dir()
     assert best_step(base) != needed

@@ -63,8 +63,8 @@ def test_a_run_of_any_kind_reads_the_inputs_of_where_it_was_started(here, elsewh
     monkeypatch.chdir(elsewhere)
     assert kind.resume(here / run, steps=6).step == 6
     after = read_recipe_json(here / run)
-    assert after["inputs"] == before["inputs"] == [str(source)]
-    assert after["started_in"] == str(here)
+    assert after["options"]["inputs"] == before["options"]["inputs"] == [str(source)]
+    assert after["record"]["started_in"] == str(here)
     assert data_of(here / run) == data_of(whole)
 
 
@@ -168,19 +168,6 @@ def test_a_base_model_and_a_tokenizer_at_relative_paths(here, elsewhere, monkeyp
         assert pellucid.train(out=run, resume=True, steps=5).step == 5
 
 
-def test_a_run_of_an_earlier_version_says_that_it_must_be_resumed_where_it_was_started(here, elsewhere, monkeypatch):
-    run = pellucid.train(write_text(here).name, out=here / "run", steps=4, fields=TRANSFORMER).path
-    recipe = read_recipe_json(run)
-    del recipe["started_in"]
-    (run / "recipe.json").write_text(json.dumps(recipe))
-    monkeypatch.chdir(elsewhere)
-    said = f"{elsewhere / 'text.txt'}: there is no such file or folder; an earlier version did not record where"
-    with pytest.raises(RecipeError, match=re.escape(said)):
-        pellucid.train(out=run, resume=True, steps=5)
-    monkeypatch.chdir(here)
-    assert pellucid.train(out=run, resume=True, steps=5).step == 5
-
-
 def test_standard_input_is_no_path(here, elsewhere, monkeypatch):
     with write_text(here).open() as stream:
         monkeypatch.setattr(sys, "stdin", stream)
@@ -199,5 +186,5 @@ def test_the_recipe_of_a_run_begins_another_one_elsewhere(here, elsewhere, monke
     monkeypatch.chdir(elsewhere)
     again = pellucid.train(recipe=recipe, out=elsewhere / "run", steps=4)
     assert_same_run(again.path, run)
-    assert again.recipe.started_in == str(elsewhere)
+    assert again.recipe.record.started_in == str(elsewhere)
     assert f"train {text} --recipe {run}" in Contents.of(run).command

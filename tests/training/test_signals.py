@@ -248,7 +248,7 @@ def test_a_step_of_a_hundred_million_sequences_is_left_unfinished(child, tmp_pat
 @pytest.mark.parametrize("batch", [100_000_000, 99_999_989, 2**40])
 def test_a_batch_of_any_size_is_divided_into_passes_at_once(tmp_path, batch):
     """The largest divisor that fits is looked for among as many sequences as fit; 99,999,989 is a prime."""
-    made = resolve_batch(recipe_for(tmp_path, batch=batch, accumulate=0, n_ctx=128), torch.device("cpu")).train
+    made = resolve_batch(recipe_for(tmp_path, batch=batch, accumulate=None, n_ctx=128), torch.device("cpu")).train
     assert made.batch * made.accumulate == batch
     assert made.accumulate > 1 or batch == 99_999_989
 

@@ -340,7 +340,7 @@ def test_reversal_is_learned(tmp_path):
     """Words never seen, backwards, exactly."""
     path = write_pairs(tmp_path, 3000)
     fields = {"d_model": 64, "n_heads": 4, "n_layers": 2, "dropout": 0.0, "tokenizer": "char", "batch": 64}
-    fields |= {"accumulate": 1, "steps": 600, "evaluate_every": 300, "learning_rate": 2e-3, "sample_every": -1}
+    fields |= {"accumulate": 1, "steps": 600, "evaluate_every": 300, "learning_rate": 2e-3, "sample_every": 0}
     run = start(path, tmp_path / "run", **fields)
     network, tokenizer, _ = load_run(run.path, "best", CPU)
     split = tokens_of(run).split
@@ -364,7 +364,7 @@ def test_reversal_is_learned_by_a_decoder_alone(tmp_path):
     random.shuffle(words)
     (tmp_path / "lines.txt").write_text("".join(f"{w}|{w[::-1]}\n" for w in words[:-200]))
     fields = {"d_model": 64, "n_heads": 4, "n_layers": 2, "n_ctx": 28, "ngrams": (), "tokenizer": "char"}
-    fields |= {"batch": 64, "evaluate_every": 400, "sample_every": -1, "compile": "no"}
+    fields |= {"batch": 64, "evaluate_every": 400, "sample_every": 0, "compile": "no"}
     run = pellucid.train(tmp_path / "lines.txt", out=tmp_path / "run", steps=1200, fields=fields)
     model = pellucid.load(run.path)
     written = model.generate_many([f"\n{w}|" for w in words[-200:]], max_tokens=6, temperature=0)
@@ -406,7 +406,7 @@ def test_spelling_to_phonemes(needs_data, tmp_path):
     path = tmp_path / "cmudict.tsv"
     path.write_text("".join(f"{word}\t{said}\n" for word, said in pronunciations(needs_data)), encoding="utf-8")
     fields = {"d_model": 96, "n_heads": 4, "n_layers": 2, "dropout": 0.0, "tokenizer": "char", "batch": 64}
-    fields |= {"accumulate": 1, "steps": 800, "evaluate_every": 400, "learning_rate": 2e-3, "sample_every": -1}
+    fields |= {"accumulate": 1, "steps": 800, "evaluate_every": 400, "learning_rate": 2e-3, "sample_every": 0}
     run = start(path, tmp_path / "run", held_out=0.01, evaluate_tokens=2000, **fields)
     network, tokenizer, _ = load_run(run.path, "last", CPU)
     split, answers = tokens_of(run).split, {}

@@ -186,17 +186,17 @@ def test_timing_changes_no_weight_and_no_random_number(optimizer, text, tmp_path
     assert measured == ["bfloat16", "float32"]
     given = start(text, tmp_path / "given", precision="float32", attention="fused", **same).path
     assert_same_tensors(tensors(timed, 20), tensors(given, 20))
-    written = json.loads((timed / "recipe.json").read_bytes())["train"]
+    written = json.loads((timed / "recipe.json").read_bytes())["options"]["train"]
     assert (written["precision"], written["attention"], written["compile"]) == ("float32", "fused", "no")
 
 
 def test_a_resumed_run_keeps_the_choice_of_its_folder(text, tmp_path, monkeypatch):
     run = start(text, tmp_path / "run", **OPEN).path
-    written = json.loads((run / "recipe.json").read_bytes())["train"]
-    assert "auto" not in (written["precision"], written["attention"], written["compile"])
+    written = json.loads((run / "recipe.json").read_bytes())["options"]["train"]
+    assert None not in (written["precision"], written["attention"], written["compile"])
     monkeypatch.setattr(trainable, "resolve_step", lambda *given: pytest.fail("chosen again"))
     resume(run, steps=13)
-    again = json.loads((run / "recipe.json").read_bytes())["train"]
+    again = json.loads((run / "recipe.json").read_bytes())["options"]["train"]
     assert [again[name] for name in OPEN] == [written[name] for name in OPEN]
 
 

@@ -136,7 +136,7 @@ def test_a_tracker_that_cannot_begin_is_left_out_with_a_warning(tmp_path, wandb)
     assert steps_of(run)[-1] == 2
     done = pellucid.train(out=run, resume=True, fields={"track": "no"}, steps=3)
     assert steps_of(done.path)[-1] == 3
-    assert json.loads((run / "recipe.json").read_bytes())["train"]["track"] == "no"
+    assert json.loads((run / "recipe.json").read_bytes())["options"]["train"]["track"] == "no"
 
 
 def test_what_was_handed_on_is_on_disk_with_the_checkpoint(tmp_path, wandb, monkeypatch):

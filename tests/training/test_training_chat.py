@@ -27,7 +27,7 @@ from pellucid.text.tokenizers.tokenizer import ByteTokenizer, learn_tokenizer
 from pellucid.text.tokens.conversations import pack, prepare_conversations
 from pellucid.training.chat import ChatData
 
-FIELDS = {"device": "cpu", "precision": "float32", "compile": "no", "attention": "fused", "sample_every": -1}
+FIELDS = {"device": "cpu", "precision": "float32", "compile": "no", "attention": "fused", "sample_every": 0}
 #: the base has more rows than its tokenizer has ids, as many published models do
 pytestmark = pytest.mark.filterwarnings("ignore:.*the tokenizer has 300 ids, the embedding 301 rows")
 #: ChatML with the mark by which transformers finds what the assistant writes
@@ -170,7 +170,7 @@ def test_the_loss_is_that_of_each_conversation_alone(adapted):
 
 def test_new_tokens_are_trained_and_saved_with_adapters(base, adapted):
     """The rows of the markers start at the mean and move; every other row, and the base, stay as they were."""
-    assert adapted.recipe.new_ids == (300, 301)
+    assert adapted.recipe.record.new_ids == (300, 301)
     assert not (adapted.path / "adapter").exists()
     before = pellucid.load(base, device="cpu").network
     with pytest.raises(RecipeError, match="trained rows for 2 new tokens"):
@@ -224,11 +224,11 @@ def test_a_model_keeps_its_own_template_and_tokens(base, conversations, tmp_path
     source += "{% if add_generation_prompt %}assistant: {% endif %}"
     (folder / "chat_template.jinja").write_text(source)
     run = pellucid.train(conversations, out=tmp_path / "run", from_model=folder, fields=FIELDS, steps=1)
-    assert run.recipe.new_ids == ()
+    assert run.recipe.record.new_ids == ()
     assert pellucid.load(run.path).chat_template.source == source
     fields = FIELDS | {"text.chat_template": "chatml"}
     run = pellucid.train(conversations, out=tmp_path / "chatml", from_model=folder, fields=fields, steps=1)
-    assert (run.recipe.new_ids, pellucid.load(run.path).chat_template.source) == ((300, 301), CHATML)
+    assert (run.recipe.record.new_ids, pellucid.load(run.path).chat_template.source) == ((300, 301), CHATML)
 
 
 def test_a_resumed_run_reads_its_own_copy_of_the_template(conversations, tmp_path):
@@ -468,7 +468,7 @@ def test_a_model_without_a_template_says_what_to_do(base):
 
 def test_an_epoch_of_conversations_is_every_row_once(conversations, tmp_path):
     """Conversations are longer than this context: what is cut off is no part of an epoch."""
-    fields = CHAT_FIELDS | {"n_ctx": 48, "sample_every": -1, "batch": 2, "accumulate": 1}
+    fields = CHAT_FIELDS | {"n_ctx": 48, "sample_every": 0, "batch": 2, "accumulate": 1}
     run = pellucid.train(conversations, out=tmp_path / "run", fields=fields, epochs=2)
     tokens, data = data_of(run)
     assert data.train.n_cut > 0

@@ -17,7 +17,7 @@ from pellucid.presets import with_vocabulary
 from pellucid.runs import optimizer
 from pellucid.runs.muon import Muon
 from pellucid.runs.optimizer import WEIGHT_DECAYS
-from pellucid.runs.options import RecipeError, with_train
+from pellucid.runs.options import RecipeError, with_record, with_train
 from pellucid.training.config import Base
 from pellucid.training.recipe import Recipe, make_recipe, make_recipe_on, with_fields
 from pellucid.training.resolve_recipe import FADING, resolve_weight_decay
@@ -86,17 +86,17 @@ def test_what_is_chosen_is_said_written_down_used_and_kept(text, tmp_path, monke
     n_train = json.loads((run.path / "data.json").read_bytes())["parts"]["train"]["tokens"]
     decay = run.recipe.train.weight_decay
     n, steps = n_weights(run.recipe), n_train / run.recipe.tokens_per_step
-    assert decay == chosen(with_train(run.recipe, weight_decay=-1.0), n_train) > LEAST
+    assert decay == chosen(with_train(run.recipe, weight_decay=None), n_train) > LEAST
     assert (
         f"weight decay: {decay:g}, chosen: {n:,} weights learn a text that is read once in {steps:,.0f} steps"
         in heard.lines
     )
-    assert json.loads((run.path / "recipe.json").read_bytes())["train"]["weight_decay"] == decay
+    assert json.loads((run.path / "recipe.json").read_bytes())["options"]["train"]["weight_decay"] == decay
     decays = []
     monkeypatch.setattr(optimizer, "Muon", lambda *given: decays.append(given[2]) or Muon(*given))
     resume(run.path, steps=13)
     assert set(decays) == {decay}
-    assert json.loads((run.path / "recipe.json").read_bytes())["train"]["weight_decay"] == decay
+    assert json.loads((run.path / "recipe.json").read_bytes())["options"]["train"]["weight_decay"] == decay
     # the recipe of a run says it, and the run of that recipe has it
     again = make_recipe((str(text),), None, {}, run.recipe)
     assert chosen(again, 100 * n_train) == decay
@@ -112,18 +112,18 @@ def test_other_objectives_have_what_was_measured_for_them(text, objective):
     assert chosen(prefix, 500) == chosen(recipe_for(text), 500) > LEAST
 
 
-@pytest.mark.parametrize("open_again", [{}, {"weight_decay": -1}])
+@pytest.mark.parametrize("open_again", [{}, {"weight_decay": "auto"}])
 def test_a_run_that_starts_from_a_model_has_the_least_and_adapters_none(text, open_again):
     a = Architecture(n_vocab=256, n_ctx=16, d_model=16, n_layers=1, attention=Attention(n_heads=2))
     base = Base(path="model", checkpoint="", sha256="")
     for fields, expected in (({}, LEAST), ({"adapt.rank": 2}, 0.0)):
-        recipe = replace(make_recipe_on(a, (str(text),), {**fields, **open_again}), base=base)
+        recipe = with_record(make_recipe_on(a, (str(text),), {**fields, **open_again}), base=base)
         assert chosen(recipe, 10) == expected
 
 
 def test_while_it_is_open_steps_that_are_timed_have_the_least(text, tmp_path):
     training = make_training(text, tmp_path / "run", optimizer="adamw")
-    assert training.recipe.train.weight_decay == -1.0
+    assert training.recipe.train.weight_decay is None
     assert training.optimizer.adamw is not None
     assert LEAST in [group["weight_decay"] for group in training.optimizer.adamw.param_groups]
 
@@ -135,9 +135,9 @@ def test_what_can_be_no_decay_is_refused(text, wrong):
 
 
 def test_where_nothing_chooses_it_an_open_one_is_refused_also_in_a_file():
-    with pytest.raises(RecipeError, match=r"train\.weight_decay = -1\.0: expected 0 or more; it is chosen for trans"):
-        make_predictor_recipe(("text",), "recurrent", {"train.weight_decay": "-1"}, {})
+    with pytest.raises(RecipeError, match=r"train\.weight_decay = auto: expected 0 or more; it is chosen for trans"):
+        make_predictor_recipe(("text",), "recurrent", {"train.weight_decay": "auto"}, {})
     written = make_predictor_recipe(("text",), "recurrent", {}, {}).to_dict()
-    written["train"]["weight_decay"] = -1.0
-    with pytest.raises(RecipeError, match=r"train\.weight_decay = -1\.0"):
+    written["options"]["train"]["weight_decay"] = None
+    with pytest.raises(RecipeError, match=r"train\.weight_decay = auto"):
         PredictorRecipe.from_dict(written)

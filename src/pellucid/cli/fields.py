@@ -12,10 +12,13 @@ import re
 import shutil
 import textwrap
 import tokenize
+import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from pellucid.option_values import option_text
 
 Kind = Literal["transformer", "ngram", "neural-probabilistic", "recurrent"]
 
@@ -68,6 +71,9 @@ def _comments(source: str) -> tuple[dict[int, str], set[int]]:
 
 def values_of(hint: Any) -> str:
     """The values that a field of this type takes."""
+    if types.NoneType in (choices := typing.get_args(hint)):
+        (kind,) = set(choices) - {types.NoneType}
+        return f"auto | {values_of(kind)}"
     if typing.get_origin(hint) is Literal:
         return " | ".join(map(str, typing.get_args(hint)))
     if typing.get_origin(hint) is tuple:
@@ -81,15 +87,12 @@ def section(title: str, kind: type, prefix: str, names: list[str], defaults: Any
     """The named fields of a dataclass, with their defaults from the object `defaults`."""
     hints, texts = typing.get_type_hints(kind), meanings(kind)
     fields = [
-        Field(f"{prefix}{name}", values_of(hints[name]), _shown(getattr(defaults, name)), texts[name]) for name in names
+        Field(f"{prefix}{name}", values_of(hints[name]), option_text(getattr(defaults, name)), texts[name])
+        for name in names
     ]
     paragraphs = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
     about = "\n\n".join(text for text in paragraphs if not text.startswith(("Raises", "One run")))
     return Section(title, about, fields)
-
-
-def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def sections(kind: Kind) -> Iterator[Section]:

@@ -125,7 +125,7 @@ def make_plan(
     """
     others = [accelerator(name) for name in accelerators]
     name, recipe = _recipe_of(what)
-    planned = recipe.n_steps * recipe.tokens_per_step  # by the sizes of a run itself
+    planned = recipe.n_steps and recipe.n_steps * recipe.tokens_per_step  # by the sizes of a run itself
     sizes = {n: v for n, v in (("n_ctx", n_ctx), ("batch", batch)) if v is not None}
     if wrong := [
         n for n, v in (*sizes.items(), ("vocabulary", vocabulary), ("tokens", tokens)) if v is not None and v < 1
@@ -137,7 +137,7 @@ def make_plan(
     # a run of another machine is planned for this one
     here = device_here(recipe.train.device) if device == "auto" else resolve_device(device)
     if recipe.train.compile == "yes" and compiling_lacks(here):
-        recipe = with_train(recipe, compile="auto")
+        recipe = with_train(recipe, compile=None)
     on_processes = _on_processes(recipe, others, batch, precision, processes, (replicate, shard, tensor), search)
     parameters, room = count_parameters(recipe.model), float(memory_bytes(here))
     recipe = _with_batch(recipe, here, None if on_processes else batch, precision)

@@ -110,7 +110,7 @@ def seconds_to_step(recipe: Recipe, device: torch.device) -> float:
     seconds = FITTED.stepping * asked - min(FITTED.starting, FITTED.starting_share * asked)
     saves, cost = compile_saves(recipe.model, device, world_size()), COMPILE_SECONDS[device.type]
     pays = saves * seconds > CLEAR_GAIN * cost and can_compile(device)
-    if recipe.train.compile == "yes" or (recipe.train.compile == "auto" and pays):
+    if recipe.train.compile == "yes" or (recipe.train.compile is None and pays):
         # what was compiled before is found again, so of a short run half the time is left
         return max(seconds - cost, seconds / 2) / (1 - saves)
     return seconds

@@ -164,8 +164,8 @@ def best_of(considered: list[Size]) -> Size:
     return (met or best[:1])[-1]
 
 
-def fixed_vocabulary(recipe: Recipe) -> int:
-    """The approximate vocabulary size if it is fixed; 0 if it is to be chosen."""
+def fixed_vocabulary(recipe: Recipe) -> int | None:
+    """The approximate vocabulary size if it is fixed; None if it is to be chosen."""
     if recipe.text.vocabulary or recipe.text.tokenizer == "bpe":
         return recipe.text.vocabulary
     return {"char": 128, "byte": 256}.get(recipe.text.tokenizer, 8192)

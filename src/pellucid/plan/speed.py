@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pellucid.model.lora import adapt
 from pellucid.parameter_counts import count_parameters
 from pellucid.plan.flops import flops
 from pellucid.runs.measure import measure_step
@@ -20,7 +19,7 @@ from pellucid.training.build import build_network, choose_for_device
 from pellucid.training.memory import DEEP, SHALLOW, shallow
 from pellucid.training.objectives import MicroBatch
 from pellucid.training.recipe import Recipe
-from pellucid.training.resolve_recipe import ASSUMED_SHARE, resolve_batch
+from pellucid.training.resolve_recipe import ASSUMED_SHARE, add_adapters, resolve_batch
 from pellucid.training.trainable import TransformerTrainable
 
 #: rows and columns of the matrices whose product measures a CPU, and another device
@@ -135,7 +134,7 @@ class OnRandomTokens(TransformerTrainable):
         adapters, recipe = self.recipe.adapt, self.recipe
         self.network = build_network(replace(recipe, adapt=replace(adapters, rank=0)), self.device)
         if adapters.rank:
-            adapt(self.network, adapters.rank, adapters.scaled_by, adapters.modules, recipe.new_ids).to(self.device)
+            add_adapters(self.network, recipe).to(self.device)
         choose_for_device(self.network, recipe, self.device)
 
     def make_data(self) -> "RandomTokens":  # type: ignore[override]

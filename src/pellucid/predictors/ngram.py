@@ -7,7 +7,6 @@ contexts do not reach across it: a token reads its own document alone, and separ
 import dataclasses
 import hashlib
 import json
-import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +20,7 @@ from safetensors.numpy import save as tensors_as_bytes
 
 from pellucid.destination import atomic_output, write_durably
 from pellucid.json_files import JSONFileError, read_json_file, read_regular
+from pellucid.option_values import ArchitectureError, build, check_types
 from pellucid.predictors.counting import NGramLevel, count, locate, older_tokens
 
 Smoothing = Literal["maximum-likelihood", "add-alpha", "kneser-ney", "modified-kneser-ney"]
@@ -63,27 +63,13 @@ class NGramOptions:
     separator: int | None = None  # None: contexts reach across documents
 
     def __post_init__(self):
+        check_types(self)
         if self.n_vocab < 1 or self.order < 1:
             raise NGramError(f"n_vocab = {self.n_vocab}, order = {self.order}: expected at least 1 of each")
-        if self.smoothing not in typing.get_args(Smoothing):
-            known = ", ".join(typing.get_args(Smoothing))
-            raise NGramError(f"smoothing = {self.smoothing!r}: choose one of {known}")
         if not self.alpha > 0:
             raise NGramError(f"alpha = {self.alpha}: expected a number above 0; maximum-likelihood adds nothing")
         if self.separator is not None and not 0 <= self.separator < self.n_vocab:
             raise NGramError(f"separator = {self.separator}: expected an id from 0 to {self.n_vocab - 1}, or None")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """What `to_dict` wrote; NGramError for anything else."""
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise NGramError(f"this does not describe an n-gram predictor: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -316,7 +302,7 @@ class NGram:
         content = tensors_as_bytes(tensors)
         about = {
             "format": FORMAT,
-            "choices": self.choices.to_dict(),
+            "choices": dataclasses.asdict(self.choices),
             "n_tokens": self.n_tokens,
             "discounts": self.discounts,
             "notes": self.notes,
@@ -340,14 +326,14 @@ class NGram:
                 raise NGramError(f"{folder} is of format {about['format']}, expected {FORMAT}: train it again")
             if hashlib.sha256(content).hexdigest() != about["sha256"]:
                 raise NGramError(f"{folder}/ngram.safetensors has changed since it was written: train it again")
-            choices, arrays = NGramOptions.from_dict(about["choices"]), read_tensors(content)
+            choices, arrays = build(NGramOptions, about["choices"], "choices"), read_tensors(content)
             levels = [
                 NGramLevel(choices.n_vocab, *(arrays[f"{k}.{name}"] for name in FIELDS)) for k in range(choices.order)
             ]
             return cls(choices, levels, about["n_tokens"])
         except OSError as error:
             raise NGramError(f"{folder} holds no n-gram predictor: {error.filename} cannot be read") from None
-        except (LookupError, TypeError, JSONFileError, SafetensorError) as error:
+        except (LookupError, TypeError, JSONFileError, ArchitectureError, SafetensorError) as error:
             raise NGramError(f"{folder} is damaged ({error!r}): train it again") from None
 
 

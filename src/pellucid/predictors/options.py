@@ -1,10 +1,9 @@
-"""What the options of all parametrised predictors share: validation, JSON, and the arguments of forward."""
+"""What the options of all parametrised predictors share: what is checked, and the arguments of forward."""
 
-import dataclasses
-import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any
+
+from pellucid.option_values import check_types
 
 
 class PredictorError(ValueError):
@@ -19,29 +18,10 @@ class PredictorOptions:
     separator: int
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value, hint = getattr(self, field.name), typing.get_type_hints(type(self))[field.name]
-            if typing.get_origin(hint) is Literal:
-                if value not in typing.get_args(hint):
-                    known = ", ".join(typing.get_args(hint))
-                    raise PredictorError(f"{field.name} = {value!r} is not one of its options: choose one of {known}")
-            elif isinstance(value, bool) or not isinstance(value, hint):
-                raise PredictorError(f"{field.name} = {value!r}: expected {hint.__name__}")
+        check_types(self)
         check_at_least(self, 1, "n_vocab")
         if not 0 <= self.separator < self.n_vocab:
             raise PredictorError(f"separator = {self.separator}: expected an id from 0 to {self.n_vocab - 1}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_dict` wrote; PredictorError for anything else."""
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise PredictorError(f"this does not describe a predictor: {error}") from None
 
 
 def check_at_least(options: Any, least: int, *names: str) -> None:

@@ -4,14 +4,14 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self, get_type_hints
+from typing import Any, Literal, Self
 
 from pellucid.json_files import read_json_file
-from pellucid.option_values import ArchitectureError, check_given_once, parse_value, resolve_field
+from pellucid.option_values import ArchitectureError, build, check_given_once, overlaid, resolve_field
 from pellucid.predictors.neural import NeuralProbabilisticOptions
 from pellucid.predictors.ngram import NGramOptions
 from pellucid.predictors.recurrent import RecurrentOptions
-from pellucid.runs.options import LENGTHS, RecipeError, TrainOptions, parse_options, recorded_length
+from pellucid.runs.options import LENGTHS, RecipeError, TrainOptions
 from pellucid.training.recipe import TextOptions, TextRecipe, settle_held_out
 
 Kind = Literal["ngram", "neural-probabilistic", "recurrent"]
@@ -42,18 +42,11 @@ class PredictorRecipe(TextRecipe):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_dict` wrote."""
-        if values.get("kind") not in KINDS:
-            raise RecipeError(f"kind = {values.get('kind')!r}: expected one of {', '.join(KINDS)}")
-        return cls(
-            inputs=tuple(values["inputs"]),
-            started_in=values.get("started_in", ""),
-            kind=values["kind"],
-            model=KINDS[values["kind"]].from_dict(values["model"]),
-            text=parse_options(TextOptions, values["text"], "text"),
-            train=parse_options(TrainOptions, values["train"], "train"),
-            **recorded_length(cls, values),
-        )
+        """What `to_dict` wrote. Raises RecipeError or ArchitectureError, which name the entry that is wrong."""
+        if (options := values.get("options", {})).get("kind") not in KINDS:
+            raise RecipeError(f"kind = {options.get('kind')!r}: expected one of {', '.join(KINDS)}")
+        model = build(KINDS[options["kind"]], options.get("model", {}), "model")
+        return super().from_dict({**values, "options": {**options, "model": model}})
 
     @property
     def window(self) -> int:
@@ -92,24 +85,23 @@ def make_predictor_recipe(
         for name, value in changes.items():
             part, _, last = resolve_field(name, known).rpartition(".")
             of[part][last] = value
-        hints = get_type_hints(KINDS[kind])
-        described = {name: parse_value(f"model.{name}", value, hints[name]) for name, value in of["model"].items()}
+        model = build(KINDS[kind], {"n_vocab": 1, "separator": 0, **of["model"]}, "model")
     except ArchitectureError as error:
         raise RecipeError(str(error)) from None
     length = {name: value for name, value in length.items() if value}
     if kind == "ngram" and length:
         raise RecipeError(f"an n-gram predictor counts its text once: leave out {next(iter(length))}")
-    train = parse_options(TrainOptions, {**vars(TRAIN), **of["train"], **length}, "train")
+    train = overlaid(TRAIN, {**of["train"], **length}, "train")
     if kind != "ngram" and not any(getattr(train, name) for name in LENGTHS):
         train = replace(train, minutes=10.0)
     made = PredictorRecipe(
         inputs=inputs,
         kind=kind,  # type: ignore[arg-type]
-        model=KINDS[kind](n_vocab=1, separator=0, **described),
-        text=parse_options(TextOptions, {**vars(TextOptions()), **settle_held_out(TextOptions(), of["text"])}, "text"),
+        model=model,
+        text=build(TextOptions, settle_held_out(TextOptions(), of["text"]), "text"),
         train=train,
     )
-    if "alpha" in described and described.get("smoothing") != "add-alpha":
+    if "alpha" in of["model"] and model.smoothing != "add-alpha":
         raise RecipeError("alpha belongs to smoothing=add-alpha: set that too, or leave it out")
     if kind == "recurrent" and made.text.inside_documents == "yes":
         raise RecipeError("a recurrent predictor keeps its state across documents: leave out text.inside_documents")

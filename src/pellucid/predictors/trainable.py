@@ -1,5 +1,6 @@
 """Predictors in the pipeline of runs: networks that are trained on text, and n-grams that are counted."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -53,7 +54,7 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
 
     def prepare(self, interruption: Interruption, pace: Pace | None) -> list[str]:
         device, t = resolve_device(self.recipe.train.device), self.recipe.train
-        closed = {name: word for name, word in PLAIN.items() if getattr(t, name) == "auto"}
+        closed = {name: word for name, word in PLAIN.items() if getattr(t, name) is None}
         batch, passes = t.batch or max(4, 2048 // self.recipe.window), t.accumulate or 1
         self.recipe = with_train(self.recipe, batch=batch, accumulate=passes, device=str(device), **closed)
         self.check_memory()
@@ -75,7 +76,7 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
         return [f"model: {self.recipe.kind}, {self.n_trained:,} parameters; {self.recipe.n_steps:,} steps"]
 
     def files(self) -> dict[str, Any]:
-        return {"architecture.json": self.recipe.model.to_dict(), **super().files()}
+        return {"architecture.json": dataclasses.asdict(self.recipe.model), **super().files()}
 
     def check_memory(self) -> None:
         """Raise RecipeError for a batch whose logits, probabilities and gradients alone do not fit into memory."""
@@ -109,7 +110,7 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
 
 
 #: what `auto` means for networks without blocks
-PLAIN = {"precision": "float32", "compile": "no"}
+PLAIN = {"precision": "float32", "compile": "no", "sample_prompt": ""}
 
 
 def build_predictor(recipe: PredictorRecipe) -> nn.Module:
@@ -182,7 +183,7 @@ class NGramRun(CountedKind[PredictorRecipe]):
 
     def files(self) -> dict[str, Any]:
         data = self.tokens.manifest | self.corpus.about()
-        return {"architecture.json": self.recipe.model.to_dict(), "data.json": data}
+        return {"architecture.json": dataclasses.asdict(self.recipe.model), "data.json": data}
 
     def fill(self, folder: Path) -> None:
         self.tokenizer.save(folder)

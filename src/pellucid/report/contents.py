@@ -151,15 +151,15 @@ class Contents:
         r = self.recipe
         if STANDARD_INPUT in r.inputs:
             return ""
-        begun = () if r.base is None else ("--from", r.base.path)
-        begun += ("--revision", r.base.revision) if r.base and r.base.revision else ()
+        begun = () if r.record.base is None else ("--from", r.record.base.path)
+        begun += ("--revision", r.record.base.revision) if r.record.base and r.record.base.revision else ()
         chosen = ("--recipe", str(self.run / "recipe.json"), "--steps", str(r.n_steps), "--out", f"{self.run}-again")
         return shlex.join(["pellucid", "train", *r.located(r.inputs), *begun, *chosen, *self._layout])
 
     @property
     def n_processes(self) -> int:
         """How many processes trained the run."""
-        return max(1, math.prod(self.recipe.parallel.sizes.values()))
+        return self.recipe.parallel.n_processes
 
     @property
     def _layout(self) -> list[str]:

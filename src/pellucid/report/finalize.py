@@ -37,7 +37,7 @@ def machine(recipe: Recipe) -> dict[str, Any]:
     device, precision = torch.device(recipe.train.device), recipe.train.precision
     product_flops = product_speed(device, precision)
     # pairs differ in length, and with them the FLOPs of a token
-    peak = None if recipe.tokens_per_row else product_flops / flops(recipe.model).training
+    peak = None if recipe.record.tokens_per_row else product_flops / flops(recipe.model).training
     facts = {"precision": precision, "product_flops": product_flops, "peak_tokens_per_second": peak}
     return describe_device(device) | facts
 

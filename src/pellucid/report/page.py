@@ -158,7 +158,7 @@ def _measured(run: Contents, step: float) -> tuple[str, str, str]:
     read, known = run.recipe.train.evaluate_tokens, predicted_tokens(run.data, "held_out")
     part = _part_measured(run, row)
     # the tokens that are read of pairs and conversations are not only those that are predicted
-    of = f" of the {known:,}" if known and not run.recipe.tokens_per_row else ""
+    of = f" of the {known:,}" if known and not run.recipe.record.tokens_per_row else ""
     everything = f"all of it, {known:,} tokens" if known else "all of it"
     everything, end = (f"its first {part:,} tokens", f"the first {part:,}") if part else (everything, "all of them")
     note = f"During training the loss is measured on the first {read:,}{of} held-out tokens; at the end, on {end}."
@@ -273,7 +273,7 @@ def _speed(run: Contents) -> str:
 def _share(run: Contents, speed: float) -> list[str]:
     """The share of the peak, and how it is computed."""
     f, one = run.flops, run.machine.get("product_flops")
-    if run.recipe.tokens_per_row:
+    if run.recipe.record.tokens_per_row:
         return ["Pairs differ in length, and with them the FLOPs of a token: no share of the peak is given."]
     each = (
         f"3 × ({scaled(f.products, 'FLOP')} in products with weights + {scaled(f.attention, 'FLOP')} in attention) = "
@@ -382,7 +382,7 @@ def _table(label: str, rows: str) -> str:
 
 def _again(run: Contents) -> str:
     note = "The same text, choices and seed; on the same machine the same run, bit for bit."
-    t, decay = run.recipe.train, run.recipe.decay
+    t, decay = run.recipe.train, run.recipe.record.decay
     by_length = decay_of(t.schedule, run.recipe.n_steps, t.warmup)
     if decay != by_length:
         began = f"began to fall after step {decay[0]:,}" if decay else "has not begun to fall yet"
@@ -390,10 +390,9 @@ def _again(run: Contents) -> str:
             f"The same text, choices and seed, and as many steps. The learning rate of this run {began}, as the clock "
             f"or another length decided; the command lets it fall after step {by_length[0]:,}, so the weights differ."
         )
-    if run.recipe.base is not None:
-        note += (
-            f" Its start is the same as long as {run.recipe.base.path} holds the weights that this one started from."
-        )
+    if run.recipe.record.base is not None:
+        path = run.recipe.record.base.path
+        note += f" Its start is the same as long as {path} holds the weights that this one started from."
     if not run.command:
         note = "Its text came through a pipe and is kept nowhere: save it as a file, and name that in its place."
     choices = [(name, str(getattr(t, name))) for name in CHOICES]

@@ -27,9 +27,9 @@ COMPILE_SAVES = {"cpu": 0.27, "cuda": 0.35, "mps": 0.0}
 CLEAR_GAIN = 2.0
 
 
-def resolve_device(word: str) -> torch.device:
-    """The device of that name; auto is the first of CUDA, Apple's MPS and the CPU that is there."""
-    if word == "auto":
+def resolve_device(word: str | None) -> torch.device:
+    """The device of that name; auto, or None, is the first of CUDA, Apple's MPS and the CPU that is there."""
+    if word in (None, "auto"):
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
@@ -45,7 +45,7 @@ def resolve_device(word: str) -> torch.device:
     return device
 
 
-def device_here(word: str) -> torch.device:
+def device_here(word: str | None) -> torch.device:
     """The device of a run where it can be used here, else the one that auto stands for."""
     try:
         return resolve_device(word)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pellucid.option_values import is_auto, overlaid
 from pellucid.runs.device import COMPILE_SAVES, COMPILE_SECONDS
 from pellucid.runs.options import (
     INTERVALS,
@@ -12,8 +13,7 @@ from pellucid.runs.options import (
     RecipeError,
     RecipeT,
     RunRecipe,
-    TrainOptions,
-    parse_options,
+    with_record,
     with_train,
 )
 from pellucid.runs.pace import ON_THE_WAY, SAMPLE, SAVE, STEP_TO_FORWARD, Pace, affordable_units
@@ -74,12 +74,12 @@ def with_steps(recipe: RecipeT, n_steps: int, step: int = 0, by_clock: bool | No
               of minutes
     """
     t = recipe.train
-    if t.warmup < 0:
+    if t.warmup is None:
         recipe = with_train(recipe, warmup=min(100, n_steps // 50))
     if bool(t.minutes) if by_clock is None else by_clock:
-        return replace(recipe, planned=n_steps, decay=None)
+        return with_record(recipe, planned=n_steps, decay=None)
     first, end = decay_of(t.schedule, n_steps, recipe.train.warmup)
-    return replace(recipe, planned=0, decay=(min(max(first, step), end), end))
+    return with_record(recipe, planned=0, decay=(min(max(first, step), end), end))
 
 
 def length_asked(recipe: RecipeT, step: int, length: Mapping[str, Any], n_train: int) -> RecipeT:
@@ -91,7 +91,7 @@ def length_asked(recipe: RecipeT, step: int, length: Mapping[str, Any], n_train:
     if not any(length.values()):
         return recipe
     total, _ = resolve_steps(with_length(recipe, length), n_train, None)
-    if total == recipe.n_steps and recipe.decay:
+    if total == recipe.n_steps and recipe.record.decay:
         return recipe
     if total <= step:
         raise RecipeError(f"the run has {step} steps already: ask for more than that, not {total}")
@@ -103,7 +103,7 @@ def step_to_go_on_from(recipe: RunRecipe, step: int) -> int:
 
     Raises RecipeError where the learning rate falls over the whole run.
     """
-    if recipe.decay is None or step <= recipe.decay[0]:
+    if recipe.record.decay is None or step <= recipe.record.decay[0]:
         return step
     if recipe.train.schedule in ("cosine", "linear"):
         raise RecipeError(
@@ -111,7 +111,7 @@ def step_to_go_on_from(recipe: RunRecipe, step: int) -> int:
             f"{recipe.train.schedule}), and that of a longer run falls otherwise. Start a new run, with schedule=wsd "
             "if it is to be made longer later, or with --from and the folder of this one"
         )
-    return recipe.decay[0]
+    return recipe.record.decay[0]
 
 
 def warmup_warnings(recipe: RunRecipe, remedy: str) -> list[str]:
@@ -129,9 +129,9 @@ def choose_intervals_again(recipe: RecipeT, seconds_per_step: float | None, may_
     """The recipe of a run that was made longer, with the intervals that it chose for its former length chosen for this
     one.
     """
-    chosen = recipe.chosen_intervals
+    chosen = recipe.record.chosen_intervals
     # its minutes are those of the former length, and the measured steps are compiled already where it is compiled
-    opened = with_train(recipe, minutes=0.0, compile="no", **dict.fromkeys(chosen, 0))
+    opened = with_train(recipe, minutes=0.0, compile="no", **dict.fromkeys(chosen))
     resolved = resolve_intervals(opened, seconds_per_step, may_move)
     return with_train(recipe, **{name: getattr(resolved.train, name) for name in chosen})
 
@@ -139,16 +139,15 @@ def choose_intervals_again(recipe: RecipeT, seconds_per_step: float | None, may_
 def with_intervals(recipe: RecipeT, asked: Mapping[str, Any]) -> RecipeT:
     """The recipe of a run that goes on with the intervals and `keep_last` that are `asked` for, as text or typed.
 
-    An interval of 0 is one that the run chooses: it becomes one of `chosen_intervals`, and keeps its value until
-    `choose_intervals_again`. Intervals that the run chose follow those of the evaluations, as in a new run.
+    An interval of None, or auto, is one that the run chooses: it becomes one of `chosen_intervals`, and keeps its value
+    until `choose_intervals_again`. Intervals that the run chose follow those of the evaluations, as in a new run.
     """
-    given = {name: value for name, value in asked.items() if name not in INTERVALS or str(value) != "0"}
-    own = {*recipe.chosen_intervals, *asked}
+    given = {name: value for name, value in asked.items() if name not in INTERVALS or not is_auto(value)}
+    own = {*recipe.record.chosen_intervals, *asked}
     chosen = tuple(name for name in INTERVALS if name in own and name not in given)
     if "evaluate_every" in given:
         given = {**dict.fromkeys(chosen, given["evaluate_every"]), **given}
-    train = parse_options(TrainOptions, {**vars(recipe.train), **given}, "train")
-    return replace(recipe, train=train, chosen_intervals=chosen)
+    return with_record(replace(recipe, train=overlaid(recipe.train, given, "train")), chosen_intervals=chosen)
 
 
 def plan_in_time(recipe: RecipeT, asked: RecipeT, pace: Pace, step: int = 0) -> tuple[RecipeT, str]:
@@ -182,24 +181,21 @@ def resolve_intervals(
     seconds_per_round  what an evaluation, a sample and a checkpoint take together, estimated unless given
     """
     t = recipe.train
-    chosen = tuple(name for name in INTERVALS if not getattr(t, name))
-    if not t.evaluate_tokens:
+    chosen = tuple(name for name in INTERVALS if getattr(t, name) is None)
+    if t.evaluate_tokens is None:
         usual = 20 * max(1024, recipe.tokens_per_step // t.accumulate)
         recipe = with_train(recipe, evaluate_tokens=min(usual, affordable_units(recipe)))
         t = recipe.train
     evaluate = t.evaluate_every or evaluation_interval(recipe, seconds_per_step, seconds_per_round)
     if may_move and not t.evaluate_every and evaluate >= recipe.n_steps:
         evaluate = 2 * recipe.n_steps
-    return replace(
+    recipe = with_train(
         recipe,
-        chosen_intervals=chosen,
-        train=replace(
-            t,
-            evaluate_every=evaluate,
-            checkpoint_every=t.checkpoint_every or evaluate,
-            sample_every=t.sample_every or evaluate,
-        ),
+        evaluate_every=evaluate,
+        checkpoint_every=t.checkpoint_every or evaluate,
+        sample_every=evaluate if t.sample_every is None else t.sample_every,
     )
+    return with_record(recipe, chosen_intervals=chosen)
 
 
 def evaluation_interval(

@@ -141,7 +141,7 @@ def make_optimizer(recipe: RunRecipe, network: nn.Module, processes: Processes =
         muon_learning_rate=t.muon_learning_rate,
         betas=(t.beta_1, t.beta_2),
         eps=t.eps,
-        weight_decay=WEIGHT_DECAYS[0] if t.weight_decay < 0 else t.weight_decay,
+        weight_decay=WEIGHT_DECAYS[0] if t.weight_decay is None else t.weight_decay,
         muon_dtype=MUON_DTYPES.get(t.precision, torch.float32),
         processes=processes,
     )

@@ -2,7 +2,7 @@
 
 A step takes another time than the one that was measured, and what else runs on a machine comes and goes. The learning
 rate therefore stays at its peak until the steps that fit into the time that is left are those of the decay; only then
-the end of the run is known, and recorded (`RunRecipe.decay`). Time is that of the whole run: what came before the first
+the end of the run is known, and recorded (`RunRecord.decay`). Time is that of the whole run: what came before the first
 step, saving, evaluating, sampling and the report are taken off.
 """
 
@@ -177,21 +177,21 @@ class Pace:
         return (step, end) if first <= step else None
 
     def seconds_of(self, recipe: RunRecipe, step: int, n: int) -> float:
-        """Of `n` more steps, of what is due between them, and of the end."""
+        """Of `n` more steps, of what is due between them as far as the recipe says when, and of the end."""
         t, seconds = recipe.train, n * self.per_step
         for every, cost in (
             (t.checkpoint_every, self.save),
-            (t.evaluate_every, self.evaluation(t.evaluate_tokens, recipe)),
+            (t.evaluate_every, self.evaluation(t.evaluate_tokens or 0, recipe)),
             (t.sample_every, self.sample(recipe)),
         ):
-            seconds += cost * (((step + n - 1) // every - step // every) if every > 0 else 0)
+            seconds += cost * (((step + n - 1) // every - step // every) if every else 0)
         seconds += min(self.reserve, self.left / 2)
         evaluation = min(self.evaluation(self.n_held_out, recipe), EVALUATING * self.total)
         return seconds + self.save + evaluation + self.sample(recipe) + self.finish(recipe) + REPORT
 
     def round(self, recipe: RunRecipe) -> float:
         """Seconds of a save, an evaluation on the way and a sample."""
-        return self.save + self.evaluation(recipe.train.evaluate_tokens, recipe) + self.sample(recipe)
+        return self.save + self.evaluation(recipe.train.evaluate_tokens or 0, recipe) + self.sample(recipe)
 
     @property
     def save(self) -> float:
@@ -200,7 +200,7 @@ class Pace:
 
     def sample(self, recipe: RunRecipe) -> float:
         """Seconds of a sample, 0 where none is written."""
-        return (self.took["sample"] or SAMPLE) if self.can_sample and recipe.train.sample_every >= 0 else 0.0
+        return (self.took["sample"] or SAMPLE) if self.can_sample and recipe.train.sample_every != 0 else 0.0
 
     def evaluation(self, n_tokens: int, recipe: RunRecipe) -> float:
         """Seconds of reading so many held-out tokens, at most all of them."""

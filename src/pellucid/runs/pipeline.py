@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from pellucid.destination import DestinationError
+from pellucid.option_values import overlaid
 from pellucid.runs.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -43,7 +44,7 @@ from pellucid.runs.length import (
 from pellucid.runs.measure import measure_step
 from pellucid.runs.metrics import MetricsFile, read_metrics, tokens_per_second
 from pellucid.runs.optimizer import check_rates, make_optimizer
-from pellucid.runs.options import RecipeError, RecipeT, RunRecipe, TrainOptions, parse_options, with_train
+from pellucid.runs.options import RecipeError, RecipeT, RunRecipe, TrainOptions, with_record, with_train
 from pellucid.runs.pace import Pace
 from pellucid.runs.recipe_changes import OF_MACHINE, OF_RECORD, check_unchanged
 from pellucid.runs.reporter import PlainReporter, QuietReporter
@@ -92,7 +93,7 @@ def start_run(
     Raises ValueError, before the folder is made, where the input or an option is wrong.
     """
     check_tracker(startable.recipe)
-    startable.recipe = replace(startable.recipe, started_in=os.getcwd())
+    startable.recipe = with_record(startable.recipe, started_in=os.getcwd())
     prepare_deterministic(startable.recipe.train.deterministic == "yes")
     run_dir = choose_folder(out, startable.recipe.inputs)
     pace = Pace.of_minutes(startable.recipe.train.minutes, began)
@@ -105,7 +106,7 @@ def start_run(
         except Interrupted:
             reporter.note(f"interrupted before the first step: nothing was written to {run_dir}")
             return Run(run_dir, startable.recipe, 0, exit_code=interruption.exit_code)
-        remedy = "set a smaller warmup, or -1 to have it chosen"
+        remedy = "set a smaller warmup, or warmup=auto to have it chosen"
         reporter.start([*lines, *warmup_warnings(startable.recipe, remedy), f"run: {run_dir}"])
         while True:
             try:
@@ -144,10 +145,10 @@ def resumed_with(recipe: RecipeT, asked: Mapping[str, Any], reporter: PlainRepor
     """
     recipe = with_intervals(recipe, {name: value for name, value in asked.items() if name in OF_RECORD})
     of_machine = {name: value for name, value in asked.items() if name in OF_MACHINE}
-    before, train = recipe.train, parse_options(TrainOptions, {**vars(recipe.train), **of_machine}, "train")
-    if train.device == "auto":
+    before, train = recipe.train, overlaid(recipe.train, of_machine, "train")
+    if train.device is None:
         train = replace(train, device=str(device_here(before.device)))
-    if train.compile == "auto":
+    if train.compile is None:
         train = replace(train, compile="no" if compiling_lacks(resolve_device(train.device)) else before.compile)
     for name in OF_MACHINE:
         if (old := getattr(before, name)) != (new := getattr(train, name)):
@@ -196,10 +197,8 @@ def check_inputs(recipe: RunRecipe, run_dir: Path) -> None:
         if path == STANDARD_INPUT or os.path.exists(location) or has_matches:
             continue
         why = ""
-        if not os.path.isabs(path) and recipe.started_in:
-            why = f"; relative inputs are looked up in {recipe.started_in}, {WHERE_STARTED}"
-        elif not os.path.isabs(path):
-            why = "; an earlier version did not record where the run was started: resume it there"
+        if not os.path.isabs(path):
+            why = f"; relative inputs are looked up in {recipe.record.started_in}, {WHERE_STARTED}"
         held_out = " --held-out FILES" if recipe.input_files != recipe.inputs else ""
         raise RecipeError(
             f"{os.path.abspath(location)}: there is no such file or folder{why}. Put it back, or name all inputs where "
@@ -228,92 +227,154 @@ def resume_run(
     check_compiling(trainable.recipe.train)
     check_checkpoints(run_dir, written.train.checkpoint_every)
     with Interruption(reporter) as interruption, only_one(run_dir):
-        pace = Pace.of_minutes(length.get("minutes") or 0.0)
-        step = max(steps_of(run_dir), default=0)
+        resumption = Resumption(trainable, run_dir, written, length, reporter, interruption)
         try:
-            check_inputs(trainable.recipe, run_dir)
-            if folder := trainable.recipe.input_folder:
-                reporter.start([f"relative inputs are looked up in {folder}, {WHERE_STARTED}"])
-            trainable.read(reporter, interruption, run_dir)
-            if difference := trainable.difference(read_json(run_dir / "data.json", trainable.data_shape)):
-                back = f" in {folder}, {WHERE_STARTED}" if folder else ""
-                anew = f" with --from {run_dir}" if trainable.can_start_from else ""
-                raise RecipeError(
-                    f"{run_dir} was trained on other text ({difference}): put it back{back}, or start a new run{anew}"
-                )
-            trainable.check_memory()
-            has_parts = trainable.processes.divides_weights
-            checkpoint, passed = load_checkpoint(run_dir, at_once=not has_parts) if steps_of(run_dir) else (None, [])
-            step = checkpoint.step if checkpoint else 0
-            if checkpoint and (recipe := checkpoint.state.get("recipe")):  # the given weights, of step 0, have none
-                check_unchanged(recipe, written.to_dict(), step, str(run_dir))
-            if pace and not written.is_last(step) and pace.total == seconds_in_all(written, checkpoint):
-                length, pace = {}, None  # the minutes of a run that was stopped are those it has, not further ones
-            reporter.start(warnings_on_start(run_dir, step, passed, trainable.can_start_from))
-
+            resumption.read_input()
+            resumption.load_checkpoint()
             trainable.build()
-            measured = False
-
-            def measure() -> float:
-                nonlocal measured
-                measured = True
-                with interruption.phase("measuring a step") as phase:
-                    return measure_step(trainable, phase)
-
-            n_held_out = trainable.make_data().n_held_out
-            about = {"finish": trainable.finish_cost, "can_sample": trainable.can_sample}
-            recipe = length_asked(trainable.recipe, step, length, trainable.n_train) if not pace else trainable.recipe
-            is_longer, last_step = bool(pace) or recipe is not trainable.recipe, step
-            if is_longer and (step := step_to_go_on_from(written, last_step)) < last_step:
-                checkpoint = checkpoint_before_decay(run_dir, step, not has_parts)
-            opened = set(recipe.chosen_intervals) - set(written.chosen_intervals)
-            if pace:
-                pace.know(n_held_out, trainable.n_trained, **about)
-                pace.start(measure())
-                # intervals are chosen by the time of all steps: the run's own minutes are those of its former length
-                minutes = (pace.total + step * pace.per_step) / 60
-                asked = with_train(recipe, minutes=minutes, **dict.fromkeys(recipe.chosen_intervals, 0))
-                recipe, _ = plan_in_time(asked, asked, pace, step)
-                recipe = with_train(recipe, minutes=written.train.minutes)
-            elif is_longer or opened:
-                speed = recorded_seconds_per_step(run_dir, trainable)
-                recipe = choose_intervals_again(recipe, speed, may_move=not is_longer and recipe.train.minutes > 0)
-            if checkpoint and not pace and (pace := resumed_pace(recipe, checkpoint)):
-                pace.know(n_held_out, trainable.n_trained, pace.most, **about)
-            if has_lost_clock := not pace and not recipe.decay:  # no time is left, or it is that of another length
-                recipe = with_steps(recipe, max(recipe.planned, step + 1), step, by_clock=False)
-            trainable.recipe = recipe
+            resumption.choose_length()
         except Interrupted:
             reporter.note(f"interrupted before the first step: {run_dir} is as it was")
-            return Run(run_dir, trainable.recipe, step, exit_code=interruption.exit_code)
-        set_aside(run_dir, last_step)
-        if step < last_step:
-            begin_longer(run_dir, step)
-        if recipe != written:
-            if not checkpoint and not diverged_steps(run_dir):
-                # nothing was saved yet: with other intervals `check_checkpoints` would take these rows for saved steps
-                (run_dir / "metrics.jsonl").unlink(missing_ok=True)
-            write_json(run_dir / "recipe.json", recipe.to_dict())
-        if measured:  # which spoils the weights
+            return Run(run_dir, trainable.recipe, resumption.step, exit_code=interruption.exit_code)
+        resumption.write_recipe()
+        if resumption.has_measured:  # which spoils the weights
             trainable.build()
-        position = f"{run_dir} is at step {step} of {recipe.n_steps}"
-        finished = f"{position}: finished; --steps, --minutes, ... make it longer"
-        changes = lines_on_record(written, recipe)
-        if has_lost_clock:
-            changes.append(
-                "none of the run's minutes is left, or its checkpoint was saved before they were changed: it ends "
-                f"after {recipe.n_steps:,} steps, however long they take"
-            )
-        if is_longer:
-            changes += warmup_warnings(recipe, "make it longer by more steps than that")
-        if step < last_step:
-            changes.append(
-                f"going on from step {step}, before the learning rate fell; the best checkpoint of the shorter run is "
-                "loaded until another one is better"
-            )
-        reporter.start([finished if recipe.is_last(step) else position, *changes])
+        reporter.start(resumption.lines())
+        checkpoint = resumption.checkpoint
         trainable.processes.announce(run_dir, checkpoint and checkpoint.step)
-        return train_to_end(run_dir, trainable, reporter, interruption, pace, checkpoint)
+        return train_to_end(run_dir, trainable, reporter, interruption, resumption.pace, checkpoint)
+
+
+class Resumption(Generic[RecipeT]):
+    """What a run that is resumed goes on with.
+
+    checkpoint  that it goes on from, None where none was saved yet
+    last_step   the step of the last verified checkpoint
+    step        that of `checkpoint`: an earlier one where a run is made longer whose learning rate had begun to fall
+    pace        the clock of a run of minutes
+    is_longer   whether another length is asked for
+    """
+
+    def __init__(
+        self,
+        trainable: Trainable[RecipeT],
+        run_dir: Path,
+        written: RecipeT,
+        length: Mapping[str, Any],
+        reporter: PlainReporter,
+        interruption: Interruption,
+    ):
+        self.trainable, self.run_dir, self.written, self.length = trainable, run_dir, written, length
+        self.reporter, self.interruption = reporter, interruption
+        self.pace = Pace.of_minutes(length.get("minutes") or 0.0)
+        self.step = self.last_step = max(steps_of(run_dir), default=0)
+        self.checkpoint: Checkpoint | None = None
+        self.is_longer = self.has_measured = self.has_lost_clock = False
+
+    def read_input(self) -> None:
+        """Read the input again. Raises RecipeError where it is not there, or no longer the same."""
+        trainable, run_dir = self.trainable, self.run_dir
+        check_inputs(trainable.recipe, run_dir)
+        if folder := trainable.recipe.input_folder:
+            self.reporter.start([f"relative inputs are looked up in {folder}, {WHERE_STARTED}"])
+        trainable.read(self.reporter, self.interruption, run_dir)
+        if difference := trainable.difference(read_json(run_dir / "data.json", trainable.data_shape)):
+            back = f" in {folder}, {WHERE_STARTED}" if folder else ""
+            anew = f" with --from {run_dir}" if trainable.can_start_from else ""
+            raise RecipeError(
+                f"{run_dir} was trained on other text ({difference}): put it back{back}, or start a new run{anew}"
+            )
+        trainable.check_memory()
+
+    def load_checkpoint(self) -> None:
+        """Load the last verified checkpoint, whose recipe must be that of the run."""
+        at_once, passed = not self.trainable.processes.divides_weights, []
+        if steps_of(self.run_dir):
+            self.checkpoint, passed = load_checkpoint(self.run_dir, at_once=at_once)
+        self.step = self.last_step = self.checkpoint.step if self.checkpoint else 0
+        if self.checkpoint and (recipe := self.checkpoint.state.get("recipe")):
+            # the given weights, of step 0, have none
+            check_unchanged(recipe, self.written.to_dict(), self.step, str(self.run_dir))
+        is_over = self.written.is_last(self.step)
+        if self.pace and not is_over and self.pace.total == seconds_in_all(self.written, self.checkpoint):
+            # the minutes of a run that was stopped are those it has, not further ones
+            self.length, self.pace = {}, None
+        self.reporter.start(warnings_on_start(self.run_dir, self.step, passed, self.trainable.can_start_from))
+
+    def choose_length(self) -> None:
+        """Decide the steps that are left, the checkpoint that they follow, and the intervals that the run chooses."""
+        trainable, written = self.trainable, self.written
+        recipe = trainable.recipe
+        if not self.pace:
+            recipe = length_asked(recipe, self.step, self.length, trainable.n_train)
+        self.is_longer = bool(self.pace) or recipe is not trainable.recipe
+        if self.is_longer and (step := step_to_go_on_from(written, self.last_step)) < self.last_step:
+            at_once = not trainable.processes.divides_weights
+            self.step, self.checkpoint = step, checkpoint_before_decay(self.run_dir, step, at_once)
+        n_held_out = trainable.make_data().n_held_out
+        about = {"finish": trainable.finish_cost, "can_sample": trainable.can_sample}
+        if self.pace:
+            self.pace.know(n_held_out, trainable.n_trained, **about)
+            self.pace.start(self.measure())
+            recipe = self.planned_in_time(recipe, self.pace)
+        elif self.is_longer or {*recipe.record.chosen_intervals} - {*written.record.chosen_intervals}:
+            speed = recorded_seconds_per_step(self.run_dir, trainable)
+            recipe = choose_intervals_again(recipe, speed, may_move=not self.is_longer and recipe.train.minutes > 0)
+        if self.checkpoint and not self.pace and (pace := resumed_pace(recipe, self.checkpoint)):
+            pace.know(n_held_out, trainable.n_trained, pace.most, **about)
+            self.pace = pace
+        self.has_lost_clock = not self.pace and not recipe.record.decay
+        if self.has_lost_clock:  # no time is left, or it is that of another length
+            recipe = with_steps(recipe, max(recipe.record.planned, self.step + 1), self.step, by_clock=False)
+        trainable.recipe = recipe
+
+    def measure(self) -> float:
+        """Seconds of a step, which changes the weights."""
+        self.has_measured = True
+        with self.interruption.phase("measuring a step") as phase:
+            return measure_step(self.trainable, phase)
+
+    def planned_in_time(self, recipe: RecipeT, pace: Pace) -> RecipeT:
+        """The recipe with as many more steps as fit into the minutes that are asked for.
+
+        Its intervals are chosen by the time of all steps: the run's own minutes are those of its former length.
+        """
+        minutes = (pace.total + self.step * pace.per_step) / 60
+        asked = with_train(recipe, minutes=minutes, **dict.fromkeys(recipe.record.chosen_intervals))
+        planned, _ = plan_in_time(asked, asked, pace, self.step)
+        return with_train(planned, minutes=self.written.train.minutes)
+
+    def write_recipe(self) -> None:
+        """Write what has changed, and set aside the checkpoints that are not gone on from."""
+        set_aside(self.run_dir, self.last_step)
+        if self.step < self.last_step:
+            begin_longer(self.run_dir, self.step)
+        if self.trainable.recipe != self.written:
+            if not self.checkpoint and not diverged_steps(self.run_dir):
+                # nothing was saved yet: with other intervals `check_checkpoints` would take these rows for saved steps
+                (self.run_dir / "metrics.jsonl").unlink(missing_ok=True)
+            write_json(self.run_dir / "recipe.json", self.trainable.recipe.to_dict())
+
+    def lines(self) -> list[str]:
+        """What is printed before the first step: where the run is, and what has changed."""
+        recipe, n_steps = self.trainable.recipe, self.trainable.recipe.n_steps
+        lines = [f"{self.run_dir} is at step {self.step} of {n_steps}"]
+        if recipe.is_last(self.step):
+            lines[0] += ": finished; --steps, --minutes, ... make it longer"
+        lines += lines_on_record(self.written, recipe)
+        if self.has_lost_clock:
+            lines.append(
+                "none of the run's minutes is left, or its checkpoint was saved before they were changed: it ends "
+                f"after {n_steps:,} steps, however long they take"
+            )
+        if self.is_longer:
+            lines += warmup_warnings(recipe, "make it longer by more steps than that")
+        if self.step < self.last_step:
+            lines.append(
+                f"going on from step {self.step}, before the learning rate fell; the best checkpoint of the shorter "
+                "run is loaded until another one is better"
+            )
+        return lines
 
 
 @kept_memory()
@@ -356,7 +417,7 @@ def checkpoint_before_decay(run_dir: Path, step: int, at_once: bool) -> Checkpoi
 
 def resumed_pace(recipe: RunRecipe, checkpoint: Checkpoint) -> Pace | None:
     """The clock of a run of minutes that goes on from this checkpoint; None where it is that of another length."""
-    is_same = recipe.planned == checkpoint.state.get("recipe", {}).get("planned")
+    is_same = recipe.record.planned == checkpoint.state.get("recipe", {}).get("record", {}).get("planned")
     return Pace.resumed(recipe, checkpoint.state) if is_same else None
 
 

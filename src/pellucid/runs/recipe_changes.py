@@ -17,14 +17,11 @@ OF_MACHINE = ("device", "compile")
 OF_RECORD = (*INTERVALS, "keep_last")
 #: the options of training that a resumed run of every kind may change
 RESUMABLE = (*OF_MACHINE, *OF_RECORD)
-#: the entries of recipe.json that may differ: those options and the tracker; paths, as what is read there is compared
-#: by itself; and what is recorded of the run's length, which `check_unchanged` compares. The layout of the processes
-#: may differ too
-MAY_DIFFER = {
-    *(f"train.{name}" for name in (*RESUMABLE, "track")),
-    *("inputs", "started_in", "text.held_out_files", "base.path"),
-    *("decay", "planned", "chosen_intervals"),
-}
+#: the options in which a run and its resumption may differ: those and the tracker; and paths, as what is read there is
+#: compared by itself. The layout of the processes may differ too
+MAY_DIFFER = {*(f"train.{name}" for name in (*RESUMABLE, "track")), "inputs", "text.held_out_files"}
+#: what is recorded that may differ: paths, and the run's length, which `check_unchanged` compares
+MAY_MOVE = {"started_in", "base.path", "decay", "planned", "chosen_intervals"}
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -38,8 +35,8 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return entries
 
 
-def changed_entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """The entries in which two recipes (`to_dict`) differ and may not: name, old value, new value."""
+def changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """The options in which two runs differ and may not: name, old value, new value."""
     a, b = flat(old), flat(new)
     names = [name for name in sorted({*a, *b} - MAY_DIFFER) if not name.startswith("parallel.")]
     if b.get("text.held_out_files") and not a.get("text.held_out_files"):
@@ -64,11 +61,12 @@ def rows_per_step(recipe: Mapping[str, Any]) -> int:
 
 def check_unchanged(saved: Mapping[str, Any], written: Mapping[str, Any], step: int, run: str) -> None:
     """Raise RecipeError where recipe.json (`written`) is not that of the checkpoint (`saved`) up to its step."""
-    changed = changed_entries(saved, written)
-    if any(decay and decay[0] < step for decay in (saved.get("decay"), written.get("decay"))):
-        before, after = saved.get("decay"), written.get("decay")
-        if before != after:
-            changed.append(("decay", before, after))
+    changed = changed_options(saved["options"], written["options"])
+    before, after = flat(saved["record"]), flat(written["record"])
+    decays = before.get("decay"), after.get("decay")
+    moved = MAY_MOVE - ({"decay"} if any(decay and decay[0] < step for decay in decays) else set())
+    names = sorted({*before, *after} - moved)
+    changed += [(n, before.get(n), after.get(n)) for n in names if before.get(n) != after.get(n)]
     if changed:
         lines = "; ".join(f"{name}: {old} in the checkpoint, {new} in recipe.json" for name, old, new in changed[:3])
         raise RecipeError(

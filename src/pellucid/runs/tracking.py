@@ -69,7 +69,7 @@ class WeightsAndBiases:
             name=run_dir.name,
             id=known.read_text(encoding="utf-8"),
             dir=str(run_dir),
-            config=recipe.to_dict(),
+            config=recipe.to_dict()["options"],
             resume="allow",
         )
         # W&B's own steps only grow, and a resumed run may take steps again

@@ -5,7 +5,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol
 
@@ -31,7 +31,7 @@ from pellucid.runs.interrupt import Interrupted, Interruption, Phase
 from pellucid.runs.kept_memory import kept_memory
 from pellucid.runs.metrics import MetricsFile
 from pellucid.runs.optimizer import Optimizer
-from pellucid.runs.options import RecipeError, RecipeT
+from pellucid.runs.options import RecipeError, RecipeT, with_record
 from pellucid.runs.overfitting import Curve
 from pellucid.runs.pace import LEAST_EVALUATED, Pace, last_evaluation_units
 from pellucid.runs.processes import Clocks, Processes
@@ -123,7 +123,7 @@ class Trainer(Generic[RecipeT]):
     def factor(self, step: int) -> float:
         """The learning rate's factor."""
         t = self.recipe.train
-        return rate_factor(step, self.recipe.decay, shape=t.schedule, warmup=t.warmup, floor=t.floor)
+        return rate_factor(step, self.recipe.record.decay, shape=t.schedule, warmup=t.warmup, floor=t.floor)
 
     def take_step(self) -> None:
         """One update from the batch of this step; a step that is not finite changes no weight.
@@ -224,7 +224,7 @@ class Trainer(Generic[RecipeT]):
     @property
     def expected_steps(self) -> int:
         """How many steps the run has, by the speed of its steps as long as its end is not known."""
-        if self.recipe.decay or not self.pace:
+        if self.recipe.record.decay or not self.pace:
             return self.recipe.n_steps
         return max(self.pace.expected, self.step)
 
@@ -308,13 +308,13 @@ class Trainer(Generic[RecipeT]):
 
         A resumed run finds there when its decay begins, so that the same steps have the same rates.
         """
-        if self.recipe.decay:
+        if self.recipe.record.decay:
             return
         decay = self.pace.decay_from(self.recipe, self.step) if self.pace else None
         # the first process alone has a clock
         if end := self.processes.largest(decay[1] if decay else 0):
             first = self.processes.largest(decay[0] if decay else 0)
-            self.trainable.recipe = replace(self.recipe, decay=(first, end))
+            self.trainable.recipe = with_record(self.recipe, decay=(first, end))
             if self.processes.is_first:
                 write_json(self.run_dir / "recipe.json", self.recipe.to_dict())
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
 from pellucid.model.attention import choose_attention_kernel
-from pellucid.model.lora import adapt, first_adapters, start_adapters
+from pellucid.model.lora import first_adapters, start_adapters
 from pellucid.model.weights import (
     check_same_shapes,
     first_values,
@@ -26,7 +26,7 @@ from pellucid.model.weights import (
 )
 from pellucid.presets import with_vocabulary
 from pellucid.runs.interrupt import Interruption, Phase
-from pellucid.runs.options import RecipeError, TrainOptions, with_train
+from pellucid.runs.options import RecipeError, TrainOptions, with_record, with_train
 from pellucid.runs.processes import ALONE, Processes
 from pellucid.runs.reporter import PlainReporter
 from pellucid.runs.run_dir import cache_folder, check_cache
@@ -188,9 +188,10 @@ def read_conversations_to_train(
     plain = tokenizer or make_tokenizer(recipe, split, interruption, trust)
     missing = [marker for marker in CHATML_MARKERS if marker in template.source and marker not in plain.special]
     tokenizer = plain.with_special(*missing) if missing else plain
-    if missing and recipe.base is not None:
+    if missing and recipe.record.base is not None:
+        # ids below n_vocab have rows of their own
         ids = (tokenizer.special[marker] for marker in missing)
-        recipe = replace(recipe, new_ids=tuple(i for i in ids if i >= plain.n_vocab))  # others have rows of their own
+        recipe = with_record(recipe, new_ids=tuple(i for i in ids if i >= plain.n_vocab))
     interruption.poll()
     with interruption.phase("encoding", "conversations") as phase:
         tokens = prepare_conversations(split, tokenizer, template, cache_folder(), phase.stage)
@@ -235,24 +236,24 @@ def fit_to_input(
     A text of few documents shows too seldom how one begins, so that samples of a new network begin with a new line.
     """
     # a model that a run starts from may have rows that no id stands for
-    n_vocab = tokenizer.n_vocab if recipe.base is None else max(tokenizer.n_vocab, recipe.model.n_vocab)
+    n_vocab = tokenizer.n_vocab if recipe.record.base is None else max(tokenizer.n_vocab, recipe.model.n_vocab)
     recipe = replace(recipe, model=with_vocabulary(recipe.model, n_vocab))
+    opening = ""
     if isinstance(tokens, ConversationTokens):
         part = tokens.part("train").packed(recipe.model.n_ctx)
         first = tokens.split.corpus.rows[int(tokens.part("held_out").numbers[0])]
         opening = next((message["content"] for message in first if message["role"] == "user"), "")
-        recipe = replace(recipe, tokens_per_row=float(part.targets_per_row.mean()) if part.rows else 1.0)
-        recipe = with_train(recipe, sample_prompt=recipe.train.sample_prompt or opening)
-    if isinstance(tokens, PairTokens):
+        recipe = with_record(recipe, tokens_per_row=float(part.targets_per_row.mean()) if part.rows else 1.0)
+    elif isinstance(tokens, PairTokens):
         train, first = tokens.part("train"), int(tokens.part("held_out").pairs[0])
-        recipe = replace(recipe, tokens_per_row=len(train) / train.n_pairs)
-        shown = recipe.train.sample_prompt or tokens.split.corpus.sources[first]
-        if recipe.train.sample_prompt:
+        opening = tokens.split.corpus.sources[first]
+        recipe = with_record(recipe, tokens_per_row=len(train) / train.n_pairs)
+        if recipe.train.sample_prompt is not None:
             check_sample_source(recipe, tokenizer)
-        recipe = with_train(recipe, sample_prompt=shown)
-    if isinstance(tokens, Tokens) and recipe.base is None and len(tokens.part("train").starts) < FEW_DOCUMENTS:
+    elif recipe.record.base is None and len(tokens.part("train").starts) < FEW_DOCUMENTS:
         opening = "\n" if tokenizer.decode(tokenizer.encode("\n")) == "\n" else ""
-        recipe = with_train(recipe, sample_prompt=recipe.train.sample_prompt or opening)
+    if recipe.train.sample_prompt is None:
+        recipe = with_train(recipe, sample_prompt=opening)
     return resolve.resolve_batch(recipe, device, shares)
 
 
@@ -321,7 +322,7 @@ def build_network(recipe: Recipe, device: torch.device, weights: Weights | None 
     if recipe.adapt.rank:
         if not is_made_in_parts:
             load_state(network, weights or {}, STARTING_MODEL)
-        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.new_ids)
+        resolve.add_adapters(network, recipe)
     choose_paths(network, recipe)
     if is_made_in_parts:
         return network
@@ -390,10 +391,10 @@ def describe_step(asked: TrainOptions, recipe: Recipe) -> str:
 
 def describe_adapters(recipe: Recipe) -> str:
     """A line about the adapters that are trained in place of the weights."""
-    assert recipe.base is not None
+    assert recipe.record.base is not None
     return (
         f"adapters: rank {recipe.adapt.rank}, alpha {recipe.adapt.scaled_by:g}, {recipe.adapt.modules}: "
-        f"{resolve.n_trained(recipe):,} numbers are trained; the weights of {recipe.base.path} stay as they are"
+        f"{resolve.n_trained(recipe):,} numbers are trained; the weights of {recipe.record.base.path} stay as they are"
     )
 
 

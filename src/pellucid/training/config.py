@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pellucid.runs.options import Options, RecipeError, refuser
+from pellucid.option_values import Open, Options
+from pellucid.runs.options import RecipeError, refuser
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import LEARNED, LEAST_VOCABULARY
 
@@ -15,8 +16,8 @@ class TextOptions(Options):
 
     #: bpe, word, char, byte, or the path of a tokenizer.json
     tokenizer: str = "bpe"
-    #: number of tokens that bpe or word learns; 0: chosen by the amount of text
-    vocabulary: int = 0
+    #: number of tokens that bpe or word learns; auto: chosen by the amount of text
+    vocabulary: Open[int] = None
     #: how bpe divides text before it counts pairs
     pattern: Literal["gpt2", "gpt4", "word-end", "none"] = "gpt2"
     #: share of the training text that bpe or word learns from, evenly spread
@@ -63,12 +64,12 @@ class TextOptions(Options):
         by_share = "stratified, documents or tail; files stands for the files of --held-out (text.held_out_files) alone"
         refuse_unless(files or self.split != "files", "split", by_share)
         refuse_unless(not files or self.split == "files", "split", "files, as text.held_out_files are given")
-        refuse_unless(self.vocabulary >= 0, "vocabulary", "a number of ids, or 0 to have it chosen")
-        learned = self.tokenizer in LEARNED or not self.vocabulary
-        refuse_unless(learned, "vocabulary", f"0 where text.tokenizer = {self.tokenizer}, which does not learn one")
-        least, which = LEAST_VOCABULARY.get(self.tokenizer, (0, ""))
+        is_open = self.vocabulary is None
+        learned = self.tokenizer in LEARNED or is_open
+        refuse_unless(learned, "vocabulary", f"auto where text.tokenizer = {self.tokenizer}, which does not learn one")
+        least, which = LEAST_VOCABULARY.get(self.tokenizer, (1, "a number of ids"))
         expected = f"at least {least} where text.tokenizer = {self.tokenizer}: {which}"
-        refuse_unless(not self.vocabulary or self.vocabulary >= least, "vocabulary", expected)
+        refuse_unless(is_open or self.vocabulary >= least, "vocabulary", expected)
         ReadOptions(format=self.format, encoding=self.encoding)
         refuse_unless(0 < self.sample <= 1, "sample", "a share above 0, and 1 for all of the text")
         sampled = self.tokenizer in LEARNED or self.sample == 1
@@ -83,49 +84,53 @@ class AdapterOptions(Options):
 
     #: r, the columns of B and the rows of A; 0: every weight is trained
     rank: int = 0
-    #: a weight becomes W + (alpha / r) B A; 0 stands for 2 r
-    alpha: float = 0.0
+    #: a weight becomes W + (alpha / r) B A; auto: 2 r
+    alpha: Open[float] = None
     #: the linear maps of the blocks that are adapted, such as query,value,down
     modules: str = "all"
 
     @property
     def scaled_by(self) -> float:
-        """alpha, or 2 r where it is 0."""
-        return self.alpha or 2.0 * self.rank
+        """alpha, or 2 r where it is open."""
+        return 2.0 * self.rank if self.alpha is None else self.alpha
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelOptions(Options):
-    """How several processes divide the work; the product of three numbers is how many there are. 0: chosen."""
+    """How several processes divide the work; the product of three numbers is how many there are."""
 
     #: copies of the network, each of which reads its share of the rows
-    replicate: int = 0
+    replicate: Open[int] = None
     #: processes that read their share of the rows each, and hold a share of every weight (FSDP)
-    shard: int = 0
+    shard: Open[int] = None
     #: processes that compute a share of the heads, of the MLP and of the vocabulary each, for the same rows
-    tensor: int = 0
+    tensor: Open[int] = None
     #: the precision in which processes that shard send each other a block's weights; bfloat16 halves what is sent, and
     #: held-out losses are then computed in bfloat16 too
     gather: Literal["float32", "bfloat16"] = "float32"
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, Open[int]]:
         """The three numbers by name."""
         return {"replicate": self.replicate, "shard": self.shard, "tensor": self.tensor}
 
+    @property
+    def n_processes(self) -> int:
+        """The product of the numbers that are set."""
+        return math.prod(size or 1 for size in self.sizes.values())
+
     def check(self) -> None:
-        """Raise RecipeError for numbers below 0."""
+        """Raise RecipeError for numbers below 1."""
         refuse_unless = refuser(self, "parallel")
-        for name in self.sizes:
-            refuse_unless(getattr(self, name) >= 0, name, "a number of processes, or 0 to have it chosen")
+        for name, size in self.sizes.items():
+            refuse_unless(size is None or size >= 1, name, "a number of processes, or auto")
 
     def divided(self, n: int) -> "ParallelOptions":
         """The layout of `n` processes: what is open is replicate, or else shard, or else tensor.
 
         Raises RecipeError where the product of the three cannot be n, or one process would send weights.
         """
-        layout = self.sizes
-        asked = math.prod(value or 1 for value in layout.values())
+        layout, asked = self.sizes, self.n_processes
         is_open = [name for name, value in layout.items() if not value]
         if n % asked or (not is_open and n != asked):
             named = " x ".join(f"parallel.{name} = {value}" for name, value in layout.items() if value)

@@ -24,26 +24,26 @@ def recipe_values(run: Path) -> dict[str, Any]:
         what = "has no recipe.json" if run.exists() else "does not exist"
         raise RecipeError(f"{run} {what}: give the folder of a run, such as runs/NAME")
     values = read_json(path)
-    kind = values.get("kind", "transformer")
+    options = values.get("options")
+    kind = options.get("kind") if isinstance(options, dict) else None
     if not isinstance(kind, str) or kind not in FUNCTIONS:
         raise RecipeError(
-            f"{path} is not a recipe: expected an object whose kind is one of "
-            f"{', '.join(FUNCTIONS)}, found {kind!r}; was "
-            "the file written by a later version, or damaged?"
+            f"{path} is not a recipe: expected an object whose options.kind is one of {', '.join(FUNCTIONS)}, found "
+            f"{kind!r}; was the file written by another version, or damaged?"
         )
-    return values | {"kind": kind}
+    return values
 
 
 def kind_of(run: Path) -> str:
     """The kind of a run, one of FUNCTIONS. Raises RecipeError as `recipe_values` does."""
-    return recipe_values(run)["kind"]
+    return recipe_values(run)["options"]["kind"]
 
 
 def check_function(run: Path, function: str) -> dict[str, Any]:
     """What recipe.json of a run holds. Raises RecipeError where another function trains or opens runs of this kind."""
     values = recipe_values(run)
-    trains, opens = FUNCTIONS[values["kind"]]
+    trains, opens = FUNCTIONS[kind := values["options"]["kind"]]
     if function not in (trains, opens):
         right = f"resume it with pellucid.{trains}" if "train" in function else f"open it with pellucid.{opens}"
-        raise RecipeError(f"{run} is a run of kind {values['kind']}: {right}(...)")
+        raise RecipeError(f"{run} is a run of kind {kind}: {right}(...)")
     return values

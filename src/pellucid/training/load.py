@@ -10,7 +10,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.json_shapes import COUNT, Fields, ListOf, ObjectOf
 from pellucid.model import Transformer
-from pellucid.model.lora import adapt, merge
+from pellucid.model.lora import merge
 from pellucid.model.weights import WeightsError, check_stored, empty_network, load_state, load_trained, shapes_of
 from pellucid.parameter_counts import count_parameters, oversized_table
 from pellucid.runs.checkpoint import (
@@ -29,6 +29,7 @@ from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from pellucid.training.config import Base
 from pellucid.training.kinds import check_function
 from pellucid.training.recipe import Recipe
+from pellucid.training.resolve_recipe import add_adapters
 from pellucid.trust import Trust
 
 
@@ -52,7 +53,7 @@ def as_trained(tokenizer: Tokenizer, recipe: Recipe) -> Tokenizer:
     never showed it. Where it is what training puts beside the source of an encoder, it stays.
     """
     beside_sources = recipe.model.encoder is not None and tokenizer.masked_ids([]) == tokenizer.source_ids([])
-    return tokenizer if recipe.base is not None or beside_sources else tokenizer.bare()
+    return tokenizer if recipe.record.base is not None or beside_sources else tokenizer.bare()
 
 
 def load_run(
@@ -82,7 +83,7 @@ def load_run(
     network = network_of_size(recipe.model, weights, dtype, where)
     load_state(network, weights, where)
     if recipe.adapt.rank:
-        adapt(network, recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.new_ids)
+        add_adapters(network, recipe)
         load_trained(network, found.weights, f"{run}, step {found.step}")
         merge(network)
     return network.to(device).eval(), load_tokenizer(run, trust=trust), found.step

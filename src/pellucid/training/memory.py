@@ -82,7 +82,7 @@ def training_memory(recipe: Recipe) -> Memory:
     # the most memory after the layers have let go of theirs
     pattern = t.batch * max(part.n_ctx * pattern_bytes(part, recipe) for part in stacks)
     in_forward, in_backward = (0, 1) if chunked else (2 if recomputes else 1, 2)
-    held = weights + averages + (gradients if t.accumulate > 1 else 0.0)
+    held = weights + averages + (gradients if (t.accumulate or 1) > 1 else 0.0)
     forward = (
         held + activations + (working if chunked else 0.0) + (rounded if recomputes else 0.0) + in_forward * pattern
     )

@@ -288,7 +288,7 @@ def take_own_gpu() -> None:
         torch.cuda.set_device(number)
 
 
-def check_gpus(word: str, n_here: int) -> None:
+def check_gpus(word: str | None, n_here: int) -> None:
     """Raise RecipeError where processes that train on GPUs do not have one each.
 
     word    the recipe's device

@@ -1,34 +1,41 @@
 """A recipe: every option that a training run depends on.
 
-Options that a user leaves open (0, or auto) are decided when the run starts, written to recipe.json with the
-others, and used unchanged when the run is resumed.
+Options that a user leaves open (None, typed and shown as auto) are decided when the run starts, written to recipe.json
+with the others, and used unchanged when the run is resumed.
 """
 
-import dataclasses
 import difflib
-import json
 import math
 import tomllib
+import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pellucid.architecture import Architecture, architecture_fields
 from pellucid.json_files import LONGEST, JSONFileError, parse_json_object, read_regular
-from pellucid.option_values import ArchitectureError, check_given_once, parse_value, resolve_field
+from pellucid.option_values import (
+    ArchitectureError,
+    check_given_once,
+    field_hints,
+    is_auto,
+    overlaid,
+    parse_value,
+    resolve_field,
+)
 from pellucid.presets import gated_width, preset
 from pellucid.runs.options import (
     LENGTHS,
     RecipeError,
     RunRecipe,
+    RunRecord,
     TrainOptions,
-    parse_options,
-    recorded_length,
+    refuser,
     with_train,
 )
-from pellucid.runs.recipe_changes import changed_entries, flat
+from pellucid.runs.recipe_changes import changed_options, flat
 from pellucid.text.read.conversations import holds_conversations
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.tokenizer import Kind
@@ -59,47 +66,38 @@ TextRecipeT = TypeVar("TextRecipeT", bound=TextRecipe)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(TextRecipe):
-    """One run of a transformer: the text, the network, and how it is trained.
+class Record(RunRecord):
+    """What happened in a run of a transformer."""
 
-    `base` is the model that the run started from; a run of adapters does not store its weights.
-    `tokens_per_row` is how many tokens a row predicts on average, 0 where it predicts n_ctx of them.
-    `new_ids` are the tokens that the base
-    model did not have.
-    """
+    #: the model that the run started from; a run of adapters does not store its weights
+    base: Base | None = None
+    #: how many tokens a row predicts on average, 0 where it predicts n_ctx of them
+    tokens_per_row: float = 0.0
+    #: the tokens that the base model did not have
+    new_ids: tuple[int, ...] = ()
+
+    def check(self) -> None:
+        """Raise RecipeError for numbers that no run can have."""
+        super().check()
+        refuse_unless = refuser(self, "record")
+        refuse_unless(0 <= self.tokens_per_row < math.inf, "tokens_per_row", "a number from 0 on")
+        refuse_unless(min(self.new_ids, default=0) >= 0, "new_ids", "ids of tokens, from 0 on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(TextRecipe):
+    """One run of a transformer: the text, the network, how it is trained, and the record of what happened."""
 
     model: Architecture
     adapt: AdapterOptions = field(default_factory=AdapterOptions)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
-    base: Base | None = None
-    kind: str = "transformer"
-    tokens_per_row: float = 0.0
-    new_ids: tuple[int, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; the architecture has its own file."""
-        return json.loads(json.dumps({**dataclasses.asdict(self), "model": self.model.to_dict()}))
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_dict` wrote."""
-        parts = {part: parse_options(kind, values.get(part, {}), part) for part, kind in PARTS.items()}
-        return cls(
-            inputs=tuple(values["inputs"]),
-            base=Base(**values["base"]) if values.get("base") else None,
-            model=Architecture.from_dict(values["model"]),
-            **recorded_length(cls, values),
-            started_in=values.get("started_in", ""),
-            kind=values.get("kind", "transformer"),
-            tokens_per_row=values.get("tokens_per_row", 0.0),
-            new_ids=tuple(values.get("new_ids", ())),
-            **parts,
-        )
+    kind: Literal["transformer"] = "transformer"
+    record: Record = field(default_factory=Record)
 
     @property
     def row(self) -> float:
         """Tokens that a row predicts, on average where rows differ."""
-        return self.tokens_per_row or self.model.n_ctx
+        return self.record.tokens_per_row or self.model.n_ctx
 
 
 PARTS = {"text": TextOptions, "train": TrainOptions, "adapt": AdapterOptions, "parallel": ParallelOptions}
@@ -126,7 +124,7 @@ def make_recipe(
     """
     check_given_once(changes, full_name)
     if isinstance(start, Recipe):
-        recipe = with_fields(as_new(start, inputs), changes)
+        recipe = with_fields(replace(start, inputs=inputs, record=Record()), changes)
     else:
         name, from_file = _preset_and_fields(preset_name, start)
         base = Recipe(inputs=inputs, model=preset(name or "small"))
@@ -134,13 +132,6 @@ def make_recipe(
     check_tokenizer(recipe.text)
     check_effect(recipe, changes)
     return recipe
-
-
-def as_new(recipe: Recipe, inputs: tuple[str, ...]) -> Recipe:
-    """The recipe without what it records of a run that took place."""
-    of_length = {"decay": None, "planned": 0, "chosen_intervals": ()}
-    recorded = {"base": None, "tokens_per_row": 0.0, "new_ids": ()}
-    return replace(recipe, inputs=inputs, **of_length, **recorded)
 
 
 def with_objective(inputs: tuple[str, ...], changes: dict[str, Any]) -> dict[str, Any]:
@@ -238,13 +229,13 @@ def check_effect(recipe: Recipe, changes: Mapping[str, Any]) -> None:
         "adapt.modules": adapts,
         "train.mask_share": (t.objective == "masked", f"train.objective = masked, not {t.objective}"),
         "train.muon_learning_rate": (t.optimizer == "muon", f"train.optimizer = muon, not {t.optimizer}"),
-        "train.sample_prompt": (t.sample_every >= 0, "samples, and train.sample_every = -1 writes none"),
+        "train.sample_prompt": (t.sample_every != 0, "samples, and train.sample_every = 0 writes none"),
     }
     named = {full_name(name): value for name, value in changes.items()}
     for name, (has_effect, what) in goes_with.items():
-        if name in named and not has_effect and not _leaves_open(name, named[name]):
-            part, _, last = name.partition(".")
-            raise RecipeError(f"{name} = {getattr(getattr(recipe, part), last)} goes with {what}: leave it out")
+        part, _, last = name.partition(".")
+        if name in named and not has_effect and (value := getattr(getattr(recipe, part), last)) is not None:
+            raise RecipeError(f"{name} = {value} goes with {what}: leave it out")
 
 
 def _preset_and_fields(
@@ -256,7 +247,7 @@ def _preset_and_fields(
     if start is None:
         return preset_name, {}
     if not isinstance(start, Path):
-        return preset_name, without_vocabulary_size(fields_of_recipe(start.to_dict()))
+        return preset_name, without_vocabulary_size(fields_of_options(start.to_dict()["options"]))
     from_file = read_recipe_file(start, has_model)
     name = from_file.pop("preset", None)
     if name is not None and preset_name not in (None, name):
@@ -314,7 +305,7 @@ def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         named[full] = value
     of = {p: {n.partition(".")[2]: v for n, v in named.items() if n.startswith(f"{p}.")} for p in ("model", *PARTS)}
     of["text"] = settle_held_out(recipe.text, of["text"])
-    parts = {p: parse_options(kind, {**vars(getattr(recipe, p)), **of[p]}, p) for p, kind in PARTS.items()}
+    parts = {p: overlaid(getattr(recipe, p), of[p], p) for p in PARTS}
     model = {"attention.mask": OBJECTIVE_MASK[parts["train"].objective]} if "objective" in of["train"] else {}
     base = with_encoder(recipe.model) if parts["train"].objective == "source-target" else recipe.model
     model = with_model_fields(base, model | mlp_width(base, of["model"]) | of["model"])
@@ -390,8 +381,9 @@ def _checked(recipe: Recipe) -> Recipe:
 
 
 def _check_adapters(adapt: AdapterOptions) -> None:
-    if adapt.rank < 0 or not 0 <= adapt.alpha < math.inf:
-        raise RecipeError(f"adapt.rank = {adapt.rank}, adapt.alpha = {adapt.alpha}: expected numbers from 0 on")
+    refuse_unless = refuser(adapt, "adapt")
+    refuse_unless(adapt.rank >= 0, "rank", "a number of columns, or 0 for no adapters")
+    refuse_unless(adapt.alpha is None or 0 < adapt.alpha < math.inf, "alpha", "a number above 0, or auto")
     if adapt != AdapterOptions() and not adapt.rank:
         raise RecipeError("adapt.alpha and adapt.modules describe low-rank adapters: give their rank too (--lora 8)")
 
@@ -440,9 +432,11 @@ def overlay(
     """
     name, from_start = _preset_and_fields(preset_name, start)
     base, t = recipe if name is None else replace(recipe, model=preset(name, recipe.model.n_vocab)), recipe.train
-    asked = {full_name(n): v for n, v in with_changes(from_start, changes).items() if not _leaves_open(n, v)}
+    named = {full_name(n): v for n, v in with_changes(from_start, changes).items()}
+    asked = {name: value for name, value in named.items() if not (name in OPEN and is_auto(value))}
     sizes = [str(asked.get("train.batch")), str(asked.get("train.accumulate", 1))]
-    is_same_step = all(map(str.isdecimal, sizes)) and math.prod(map(int, sizes)) == t.batch * t.accumulate
+    rows = t.batch and t.batch * (t.accumulate or 1)
+    is_same_step = all(map(str.isdecimal, sizes)) and math.prod(map(int, sizes)) == rows
     if is_same_step and ("train.accumulate" not in asked or processes > 1):
         # the run has divided these rows into passes, where they were left open or for its processes
         asked = {name: value for name, value in asked.items() if name not in ("train.batch", "train.accumulate")}
@@ -467,18 +461,13 @@ def _with_unchecked(recipe: Recipe, asked: Mapping[str, Any]) -> Recipe:
     return replace(recipe, **parts)
 
 
-#: fields whose defaults of 0 and -1 are rules or values like others, and do not mean that a run chooses a value
-NEVER_OPEN = ("balance", "rank", "alpha")
-
-
-def _leaves_open(name: str, value: Any) -> bool:
-    """Whether this value leaves the field open, so that it agrees with any value of the run."""
-    part, _, last = next((k for k in recipe_fields() if k == name or k.endswith(f".{name}")), name).partition(".")
-    if part not in PARTS or last in NEVER_OPEN:
-        return False
-    default = {f.name: f.default for f in fields(PARTS[part])}.get(last)
-    is_chosen = default in (0, -1, "auto") or last == "sample_prompt"
-    return is_chosen and str(value) in (str(default), str(default).removesuffix(".0"))
+#: the fields that a run decides where they are auto
+OPEN = {
+    f"{part}.{name}"
+    for part, kind in PARTS.items()
+    for name, hint in field_hints(kind).items()
+    if types.NoneType in typing.get_args(hint)
+}
 
 
 def read_recipe_file(path: Path, has_model: bool = False) -> dict[str, Any]:
@@ -496,33 +485,20 @@ def read_recipe_file(path: Path, has_model: bool = False) -> dict[str, Any]:
         raise RecipeError(f"the recipe {error}") from None
     except (ValueError, RecursionError) as error:
         raise RecipeError(f"the recipe {path} is not valid TOML: {error}") from None
-    if "inputs" in values and isinstance(values.get("text"), dict):  # it is a run's recipe
-        values.pop("parallel", None)  # a new run is laid out by its own number of processes
+    if isinstance(options := values.get("options"), dict):  # it is a run's recipe
+        values = {name: value for name, value in options.items() if name != "parallel"}  # a new run has its own
         if has_model:
-            return without_vocabulary_size(fields_of_recipe(values))
-    return fields_of_recipe(values)
+            return without_vocabulary_size(fields_of_options(values))
+    return fields_of_options(values)
 
 
-#: the entries of recipe.json that are not fields: the inputs, and what was recorded of the run
-NO_FIELDS = (
-    "inputs",
-    "started_in",
-    "decay",
-    "planned",
-    "chosen_intervals",
-    "kind",
-    "tokens_per_row",
-    "base",
-    "new_ids",
-)
-
-
-def fields_of_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a recipe, as dotted names; `values` are nested as in recipe.json."""
-    return flat({name: value for name, value in values.items() if name not in NO_FIELDS})
+def fields_of_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields among the options of a recipe, as dotted names; `options` are nested as in recipe.json."""
+    return flat({name: value for name, value in options.items() if name not in ("inputs", "kind")})
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:
-    """The fields in which two recipes differ, one line each; `--resume` may change none of them."""
-    changed = changed_entries(old.to_dict(), new.to_dict())
-    return [f"{name}: {a} in the run, {b} asked for" for name, a, b in changed]
+    """The options in which two recipes differ, one line each; `--resume` may change none of them."""
+    changed = changed_options(old.to_dict()["options"], new.to_dict()["options"])
+    values = [(name, *("auto" if value is None else value for value in pair)) for name, *pair in changed]
+    return [f"{name}: {a} in the run, {b} asked for" for name, a, b in values]

@@ -52,7 +52,7 @@ def allowed_kernels(recipe: Recipe, device: torch.device) -> tuple[tuple[KernelN
     asked, a = recipe.train.attention, recipe.model
     if option := why_not_fused(a):
         return ("explicit",), f"attention: explicit (no fused kernel computes {option})"
-    if asked != "auto":
+    if asked is not None:
         return (asked,), f"attention: {asked}, as asked"
     if a.dropout.pattern:
         return ("explicit",), "attention: explicit (the dropout of its pattern is drawn by sample)"
@@ -132,9 +132,9 @@ def resolve_weight_decay(recipe: Recipe, n_train: int) -> tuple[Recipe, str]:
     that start from a model, have the least, and adapters none. The recipe's batch is resolved.
     """
     t, (least, most) = recipe.train, WEIGHT_DECAYS
-    if t.weight_decay >= 0:
+    if t.weight_decay is not None:
         return recipe, ""
-    if recipe.adapt.rank or recipe.base is not None or t.objective not in ("next-token", "prefix"):
+    if recipe.adapt.rank or recipe.record.base is not None or t.objective not in ("next-token", "prefix"):
         decay = 0.0 if recipe.adapt.rank else least
         return with_train(recipe, weight_decay=decay), f"weight decay: {decay:g}"
     n_weights, steps = count_parameters(replace(recipe.model, ngrams=()))["total"], n_train / recipe.tokens_per_step
@@ -162,14 +162,18 @@ def widest_row(a: Architecture) -> int:
     return max(a.n_ctx * of_position, widest_row(a.encoder) if a.encoder else 0)
 
 
+def add_adapters(network: Transformer, recipe: Recipe) -> Transformer:
+    """The network itself, with the adapters that the recipe trains."""
+    options = recipe.adapt
+    return adapt(network, options.rank, options.scaled_by, options.modules, recipe.record.new_ids)
+
+
 def n_trained(recipe: Recipe) -> int:
     """The number of trained parameters; adapters have r (in + out) for each linear map."""
     if not recipe.adapt.rank:
         return count_parameters(recipe.model)["total"]
     with without_memory():
-        network = adapt(
-            Transformer(recipe.model), recipe.adapt.rank, recipe.adapt.scaled_by, recipe.adapt.modules, recipe.new_ids
-        )
+        network = add_adapters(Transformer(recipe.model), recipe)
     return sum(p.numel() for p in trained_state(network).values())
 
 

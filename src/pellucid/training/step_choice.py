@@ -86,7 +86,7 @@ def choose_step(
     is_short = n_steps(1.0) < SHORT_STEPS if pace is None else pace.total < SHORT_SECONDS
     budget = BUDGET if pace is None else min(BUDGET, MEASURING * pace.total / len(eager))
     timed: list[float] = []
-    if pace is not None or not (is_short or (len(eager) == 1 and asked != "auto")):
+    if pace is not None or not (is_short or (len(eager) == 1 and asked is not None)):
         timed = [measure(eager[0], budget)]
         total = pace.total if pace else n_steps(timed[0]) * timed[0]
         if SHORT_SECONDS <= total < math.inf:
@@ -101,7 +101,7 @@ def choose_step(
         step += ", by default: " + (
             "none was timed" if seconds is None and not is_short else "the run is too short to time others"
         )
-    if asked == "auto" and seconds is not None and not is_short:
+    if asked is None and seconds is not None and not is_short:
         saves = compile_saves(recipe.model, device, world_size())
         pays, why = compile_pays(device, seconds, n_steps(seconds), saves)
         asked, step = "yes" if pays else "no", f"{step}; {why}"
@@ -120,7 +120,7 @@ def eager_recipes(recipe: Recipe, device: torch.device) -> tuple[list[Recipe], l
     asked = recipe.train.precision
     kernels, why = resolve.allowed_kernels(recipe, device)
     precisions, lines = [asked], [f"precision: {asked}, as asked"]
-    if asked == "auto":
+    if asked is None:
         precisions, lines = [*(["bfloat16"] if resolve.may_use_bfloat16(device) else []), "float32"], []
     recipes = [
         with_train(recipe, precision=word, attention=kernels[-1 if word == "bfloat16" else 0], compile="no")

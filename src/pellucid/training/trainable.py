@@ -143,7 +143,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
             named = ", ".join(f"parallel.{name} = {n}" for name, n in layout.sizes.items())
             reporter.start([f"processes: {self.processes.n} ({named})"])
         if run_dir or self.choose_sizes is None:
-            self.processes.check_sizes(self.recipe.model, run_dir is not None, self.recipe.new_ids)
+            self.processes.check_sizes(self.recipe.model, run_dir is not None, self.recipe.record.new_ids)
         known = load_tokenizer(run_dir, trust=self.trust) if run_dir else self.known_tokenizer
         # a resumed run has a copy of its template: the file that it was read from may have changed
         own = read_chat_template(run_dir) if run_dir else None
@@ -158,9 +158,9 @@ class TransformerTrainable(TextTrainable[Recipe]):
         asked = self.recipe.train
         shares = self.processes.n_shares
         opened = self.recipe = fit_to_input(self.recipe, self.tokens, self.tokenizer, device, shares)
-        self.processes.check_sizes(opened.model, has_vocabulary=True, new_ids=opened.new_ids)
-        if self.weights is not None and self.recipe.new_ids:
-            self.weights = WithNewRows(self.weights, self.recipe.model.n_vocab, self.recipe.new_ids)
+        self.processes.check_sizes(opened.model, has_vocabulary=True, new_ids=opened.record.new_ids)
+        if self.weights is not None and self.recipe.record.new_ids:
+            self.weights = WithNewRows(self.weights, self.recipe.model.n_vocab, self.recipe.record.new_ids)
         with interruption.phase("planning memory"):
             check_memory(self.recipe, device, self.processes)
         interruption.poll()
@@ -215,7 +215,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
         if self.weights is not None and not self.recipe.adapt.rank:
             keep_first(folder, self.weights)
         if self.recipe.adapt.rank:
-            keep_base(self.recipe.base)
+            keep_base(self.recipe.record.base)
 
     def check_memory(self) -> None:
         check_memory(self.recipe, self.device, self.processes)
