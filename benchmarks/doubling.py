@@ -65,7 +65,7 @@ def choose(corpus: str, text: sizing.Text, seconds: float, machine: str, seeds: 
     recipe = with_length(make_recipe((), None, {}), {"minutes": seconds / 60})
     size = sizing.choose_size(recipe, text, MACHINES[machine]).chosen
     of_thread = round(size.steps * sizing.seconds_of(size, (1.0, 1.0)) / sizing.FITTED.stepping, 1)
-    cell = as_cell(corpus, of_thread, size)
+    cell = as_cell(corpus, of_thread, size, text)
     return Choice(corpus, seconds, machine, size, tuple(with_seed(cell, seed) for seed in seeds))
 
 

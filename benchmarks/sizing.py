@@ -173,7 +173,7 @@ def neighbours(corpus: str, text: str, seconds: float) -> list[Cell]:
     beside = [c, *(replace(c, d_model=d) for d in two_beside(c.d_model, sizing.WIDTHS))]
     beside += [replace(c, n_layers=k) for k in two_beside(c.n_layers, sizing.DEPTHS)]
     beside += [replace(c, vocabulary=v) for v in two_beside(c.vocabulary, sizing.VOCABULARIES)]
-    return [as_cell(corpus, seconds, used(size, known, recipe)) for size in beside]
+    return [as_cell(corpus, seconds, used(size, known, recipe), known) for size in beside]
 
 
 def two_beside(value: int, values: Sequence[int]) -> list[int]:
@@ -197,9 +197,9 @@ def used(size: sizing.Size, text: sizing.Text, recipe: Recipe) -> sizing.Size:
     return sizing.fit_to_time(fresh, text, recipe, FITTED.stepping * 60 * recipe.train.minutes, (1.0, 1.0))
 
 
-def as_cell(corpus: str, seconds: float, s: sizing.Size) -> Cell:
+def as_cell(corpus: str, seconds: float, s: sizing.Size, text: sizing.Text) -> Cell:
     """Its run."""
-    dropout = FITTED.dropout if s.epochs > FITTED.epochs_without_dropout else 0.0
+    dropout = FITTED.dropout if sizing.memorizes(s, text) else 0.0
     return Cell(corpus, seconds, s.vocabulary, s.d_model, s.n_layers, s.batch, dropout, s.steps)
 
 

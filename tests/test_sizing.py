@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pellucid
+from pellucid.architecture import Dropout
 from pellucid.plan import sized_recipe, sizing
 from pellucid.plan.sized_recipe import (
     scale_of,
@@ -190,6 +191,15 @@ def test_what_is_given_stays(monkeypatch, tmp_path):
     assert other.model.ngrams == ()
     assert other.model.dropout.embed == FITTED.dropout
     assert any(f"dropout {FITTED.dropout}" in line for line in lines)
+
+
+def test_a_network_that_cannot_learn_its_text_by_heart_has_no_dropout():
+    """Ten minutes read a megabyte more than twelve times; 220,000 weights do not hold it."""
+    made = choose_size(recipe(10.0, tokenizer="char"), Text(1_000_000), (1.0, 1.0))
+    made = replace(made, chosen=replace(made.chosen, d_model=96, n_layers=2, epochs=FITTED.epochs_without_dropout + 2))
+    again = sized(recipe(10.0, tokenizer="char"), made, set())
+    assert again.model.dropout == Dropout()
+    assert not any("dropout" in line for line in sizing_lines(made, again))
 
 
 def test_a_small_text_ends_before_its_time_and_says_so():

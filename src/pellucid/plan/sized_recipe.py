@@ -18,6 +18,7 @@ from pellucid.plan.sizing import (
     Sizing,
     Text,
     choose_size,
+    memorizes,
     model_of_size,
     recipe_of_size,
     seconds_of,
@@ -133,7 +134,7 @@ def sized(recipe: Recipe, sizing: Sizing, known: set[str]) -> Recipe:
     chosen = size_fields(recipe, size)
     if recipe.text.tokenizer == "bpe":
         chosen["text.vocabulary"] = size.vocabulary
-    if size.epochs > FITTED.epochs_without_dropout and not any(name.startswith("model.dropout") for name in known):
+    if memorizes(size, sizing.text) and not any(name.startswith("model.dropout") for name in known):
         chosen["model.dropout"] = FITTED.dropout
     chosen = {name: value for name, value in chosen.items() if name not in known}
     if "model.mlp.d_ff" in known:
@@ -153,8 +154,11 @@ def sizing_lines(sizing: Sizing, final: Recipe) -> list[str]:
         f"  about {counted(c.steps, 'step')} of {1e3 * c.seconds:.0f} ms, which read the text {c.epochs:.2g} times; "
         "rates as for every width; --explain shows the other candidates",
     ]
-    if c.epochs > k.epochs_without_dropout and a.dropout.embed == k.dropout:
-        lines.append(f"  dropout {k.dropout}, since the text is read more than {k.epochs_without_dropout:g} times")
+    if memorizes(c, sizing.text) and a.dropout.embed == k.dropout:
+        lines.append(
+            f"  dropout {k.dropout}, since the text is read more than {k.epochs_without_dropout:g} times and has fewer "
+            "characters than the network has weights"
+        )
     if final.train.epochs == k.most_epochs:
         lines.append(
             f"  {k.most_epochs:g} epochs take {c.steps * c.seconds:,.0f} s: more epochs would only memorise this text"

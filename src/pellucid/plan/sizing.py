@@ -70,9 +70,11 @@ class Constants:
     stepping: float = 0.93
     starting: float = 6.0
     starting_share: float = 0.15
-    #: epochs above which dropout is used, and how much; epochs after which further ones gain nothing
-    epochs_without_dropout: float = 12.0
+    #: dropout, of networks that read their text more often than this and have so many weights for each character of it
     dropout: float = 0.1
+    epochs_without_dropout: float = 12.0
+    memorizing_weights: float = 1.0
+    #: epochs after which further ones gain nothing
     most_epochs: float = 30.0
     #: distinct trigrams over the root of a sample's length, in English prose
     prose: float = 22.0
@@ -207,6 +209,12 @@ def expected(size: Size, text: Text) -> float:
     weights = k.capacity * (12 * size.n_layers**k.depth * size.d_model**2 / 1e5) ** -k.capacity_power
     data = k.data * (read / 1e6) ** -k.data_power
     return text.variety * (weights + data) + k.steps * steps**-k.steps_power + k.start * (steps / 150) ** -2
+
+
+def memorizes(size: Size, text: Text) -> bool:
+    """Whether a network of this size would learn its text by heart, so that dropout gains more than it costs."""
+    weights = 12 * size.n_layers * size.d_model**2
+    return size.epochs > FITTED.epochs_without_dropout and weights > FITTED.memorizing_weights * text.n_characters
 
 
 def characters_per_token(vocabulary: int, variety: float) -> float:
