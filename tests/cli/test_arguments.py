@@ -280,7 +280,7 @@ def test_python_checks_the_destination_first(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.write_text("to be, or not to be")
     monkeypatch.setattr("pellucid.training.trainable.read_input", fail)
-    monkeypatch.setattr("pellucid.conversion.read_model", fail)
+    monkeypatch.setattr("pellucid.conversion.convert_model.read_model", fail)
     monkeypatch.setattr("pellucid.text.tokenizers.from_files.read_corpus", fail)
     monkeypatch.setattr("pellucid.predictors.trainable.read_text", fail)
     with pytest.raises(DestinationError):

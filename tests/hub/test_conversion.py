@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BartConfig, BartFo
 
 import pellucid
 from drawing import architectures, make_network
-from pellucid import conversion
 from pellucid.cli import main
+from pellucid.conversion import read_model
 from pellucid.hub import FamilyError
 from pellucid.hub import transformers_bridge as source
 from pellucid.hub.card import _tokens as tokens_trained_on
@@ -281,7 +281,7 @@ def test_a_conversion_that_changes_the_function_is_stopped(own, monkeypatch, ins
 
         return write_tensors(place, exchanged, shard)
 
-    monkeypatch.setattr(conversion, "write_tensors", wrong)
+    monkeypatch.setattr("pellucid.conversion.layouts.write_tensors", wrong)
     given = str(folder / ("own" if to == "huggingface" else "hf"))
     assert main(["convert", given, str(folder / "new"), "--to", to]) == 1
     said = capsys.readouterr().err
@@ -298,13 +298,13 @@ def test_a_source_that_is_misread_is_stopped(to, own, monkeypatch):
     """Pellucid's own reading of it, with another base of the angles, is not what the result is compared with."""
     model, folder = own
     write_theirs(folder / "llama", "llama", model.tokenizer)
-    read, destination = conversion.read_model, folder / ("new.gguf" if to == "gguf" else "new")
+    read, destination = read_model, folder / ("new.gguf" if to == "gguf" else "new")
 
     def misread(*given, **options):
         found = read(*given, **options)
         return replace(found, architecture=found.architecture.with_fields({"positions.base": 500.0}))
 
-    monkeypatch.setattr(conversion, "read_model", misread)
+    monkeypatch.setattr("pellucid.conversion.convert_model.read_model", misread)
     with pytest.raises(ParityError, match="nothing was written"):
         pellucid.convert(folder / "llama", destination, to=to)
     assert not destination.exists()

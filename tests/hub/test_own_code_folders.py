@@ -15,7 +15,6 @@ from transformers import AutoTokenizer, pipeline
 
 import pellucid
 from drawing import make_network
-from pellucid import conversion
 from pellucid.cli import main
 from pellucid.hub.own_code import auto_classes, model_class
 from pellucid.hub.standalone import code_files, loader
@@ -374,7 +373,7 @@ def test_a_conversion_whose_code_gives_other_logits_is_stopped(tmp_path, shakesp
         def logits(self, x, logits_to_keep=0):
             return super().logits(x, logits_to_keep) * (1 + 1e-9)
 
-    monkeypatch.setattr(conversion, "model_class", lambda a: Wrong)
+    monkeypatch.setattr("pellucid.conversion.comparison.model_class", lambda a: Wrong)
     before = sorted(tmp_path.iterdir())
     assert main(["convert", str(tmp_path / "own"), str(tmp_path / "new"), "--family", "pellucid"]) == 1
     assert (
@@ -386,7 +385,7 @@ def test_a_conversion_whose_code_gives_other_logits_is_stopped(tmp_path, shakesp
 
 def test_without_transformers_the_files_are_read_back(tmp_path, shakespeare, monkeypatch):
     write(tmp_path, shakespeare)
-    monkeypatch.setattr(conversion.source, "is_installed", lambda adapter=None: False)
+    monkeypatch.setattr("pellucid.hub.transformers_bridge.is_installed", lambda adapter=None: False)
     done = pellucid.convert(tmp_path / "own", tmp_path / "new")
     assert done.code
     assert done.parity.other == "the NumPy reference"

@@ -11,7 +11,7 @@ from theirs import as_ours
 
 from drawing import make_network
 from pellucid.architecture import Architecture
-from pellucid.conversion import beside_definition, beside_theirs
+from pellucid.conversion.comparison import class_of_transformers, compare, definition
 from pellucid.hub import FAMILIES
 from pellucid.model import Transformer
 from pellucid.verify import parity
@@ -35,7 +35,8 @@ class Theirs:
 
     def parity(self) -> parity.Parity:
         probe = make_probe(self.network.architecture, None)
-        return beside_theirs(self.network, self.folder, FAMILIES[self.name].model_class, probe)
+        theirs = class_of_transformers(self.folder, FAMILIES[self.name].model_class, probe)
+        return compare(self.network, theirs, probe)
 
 
 @pytest.fixture
@@ -163,15 +164,13 @@ def test_beside_the_definition_every_tensor_is_named():
     a = Architecture(n_vocab=13, n_ctx=70, d_model=8, n_layers=2)
     probe = make_probe(a, None)
 
-    class Model:
-        network = staticmethod(lambda dtype: make_network(a, dtype=dtype))
-
-    assert beside_definition(make_network(a), Model, probe).holds  # type: ignore[arg-type]
+    expected = definition(make_network(a, dtype=torch.float64), probe)
+    assert compare(make_network(a), expected, probe).holds
     for name, first in {"blocks.1.attn.key.weight": "blocks.1.attn.k", "embed.position.weight": "pos_embed"}.items():
         wrong = make_network(a)
         with torch.no_grad():
             wrong.get_parameter(name)[..., :1] += 0.1
-        found = beside_definition(wrong, Model, probe)  # type: ignore[arg-type]
+        found = compare(wrong, expected, probe)
         assert not found.holds
         assert found.first == first
 
