@@ -1,23 +1,27 @@
 """Writes docs/mathematics.md out of the sources: `make docs`.
 
 Read are the list of items, the list of errata, the markers of every test and the docstrings of the reference, all as
-text; the table of the names of tensors alone is imported.
+text; the options of an architecture and the table of the names of tensors are imported.
 """
 
 import ast
+import inspect
 import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
+
+from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
+from pellucid.field_docs import field_docs
+from pellucid.option_values import field_hints
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "mathematics.md"
 TESTS = ROOT / "tests"
 REFERENCE = ROOT / "src" / "pellucid" / "reference"
-ARCHITECTURE = ROOT / "src" / "pellucid" / "architecture.py"
 
 SOURCES = {
     "S0": ("Spencer Becker-Kahn", "Notes on the mathematical structure of GPT LLM architectures"),
@@ -361,28 +365,19 @@ def words() -> Iterator[str]:
     yield "every value [the forward pass](../tests/conformance/test_engine_forward.py) and"
     yield "[the gradient](../tests/conformance/test_engine_gradient.py) of the engine equal the reference's, and values"
     yield "that no source writes out are compared [with loops](../tests/conformance/test_reference_words.py)."
-    for node in tree(ARCHITECTURE).body:
-        if isinstance(node, ast.ClassDef) and node.name not in ("ArchitectureError", "Dropout"):
-            lines = ARCHITECTURE.read_text(encoding="utf-8").splitlines()
-            table = list(choices(node, lines))
-            block = (ast.get_docstring(node) or "") if node.name != "Architecture" else ""
-            yield from ["", f"**{node.name}**", ""]
-            if block:
-                yield from ["```text", block, "```", ""]
-            yield from [row("option", "values", "formula"), "|---|---|---|", *table]
+    for kind in (Positions, Norm, Attention, MLP, Architecture):
+        yield from ["", f"**{kind.__name__}**", ""]
+        if kind is not Architecture:
+            yield from ["```text", inspect.getdoc(kind) or "", "```", ""]
+        yield from [row("option", "values", "formula"), "|---|---|---|", *choices(kind)]
 
 
-def choices(node: ast.ClassDef, lines: list[str]) -> Iterator[str]:
-    """The fields of a class whose type is a Literal, with the comments above or the text they are explained in."""
-    for inner in node.body:
-        if isinstance(inner, ast.AnnAssign) and "Literal" in ast.unparse(inner.annotation):
-            comment, above = [], inner.lineno - 2
-            while lines[above].strip().startswith("#:"):
-                comment.insert(0, lines[above].strip().removeprefix("#:").strip())
-                above -= 1
-            named = ast.literal_eval(ast.unparse(inner.annotation).partition("[")[2].rstrip("]") + ",")
-            formula = "<br>".join(code(line) for line in comment) or "above"
-            yield row(code(inner.target.id), ", ".join(map(code, named)), formula)  # type: ignore[union-attr]
+def choices(kind: type) -> Iterator[str]:
+    """The fields of a class that take one of a few options, with their docstrings or the text they are explained in."""
+    for name, text in field_docs(kind).items():
+        if get_origin(hint := field_hints(kind)[name]) is Literal:
+            formula = "<br>".join(code(line) for line in text.splitlines()) or "above"
+            yield row(code(name), ", ".join(map(code, get_args(hint))), formula)
 
 
 def names() -> Iterator[str]:

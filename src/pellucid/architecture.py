@@ -36,49 +36,53 @@ class Positions:
                 the buckets for j <= i, by |i - j|, and the second half for j > i
     """
 
-    #: the positional scheme, as in the table above
     kind: Literal["none", "learned", "sinusoidal", "rotary", "alibi", "relative"] = "learned"
-    #: base of the frequencies w_k, of sinusoidal and rotary positions (Vaswani et al. 2017; larger: Llama 3)
+    """the positional scheme, as in the table above"""
     base: float = 10_000.0
-    #: share of a head's coordinates that rotary positions rotate (GPT-NeoX)
+    """base of the frequencies w_k, of sinusoidal and rotary positions (Vaswani et al. 2017; larger: Llama 3)"""
     fraction: float = 1.0
-    #: the coordinates of plane k: halves (k, k + d/2), pairs (2k, 2k + 1) (halves: Llama; pairs: GPT-J)
+    """share of a head's coordinates that rotary positions rotate (GPT-NeoX)"""
     layout: Literal["halves", "pairs"] = "halves"
-    #: scaling of the rotary w_k = base^(-2k/n) for texts longer than n_trained: none; linear w_k / factor;
-    #: llama3 c w_k + (1 - c) w_k / factor, c = (n_trained w_k / 2 pi - low) / (high - low) cut to 0 ... 1;
-    #: yarn (1 - r) w_k + r w_k / factor, r = (k - b) / (e - b) cut to 0 ... 1, where k_t = n log(n_trained / 2 pi t) /
-    #: (2 log base) is the plane of t turns, b = max(floor(k_high), 0), e = min(ceil(k_low), n - 1);
-    #: longrope w_k / short_factors[k] in a text of up to n_trained positions, w_k / long_factors[k] everywhere in a
-    #: longer one;
-    #: dynamic w_k with base s^(n/(n-2)) for base, s = factor n_ctx / n_trained - factor + 1 where n_ctx > n_trained
-    #: (linear: Gemma 3; llama3: Llama 3; yarn: Peng et al. 2023; longrope: Phi-3; dynamic: Peng et al. 2023)
+    """the coordinates of plane k: halves (k, k + d/2), pairs (2k, 2k + 1) (halves: Llama; pairs: GPT-J)"""
     scaling: Literal["none", "linear", "llama3", "yarn", "longrope", "dynamic"] = "none"
-    #: factor of the scaling (Llama 3)
+    """scaling of the rotary w_k = base^(-2k/n) for texts longer than n_trained: none; linear w_k / factor;
+    llama3 c w_k + (1 - c) w_k / factor, c = (n_trained w_k / 2 pi - low) / (high - low) cut to 0 ... 1;
+    yarn (1 - r) w_k + r w_k / factor, r = (k - b) / (e - b) cut to 0 ... 1, where k_t = n log(n_trained / 2 pi t) /
+    (2 log base) is the plane of t turns, b = max(floor(k_high), 0), e = min(ceil(k_low), n - 1);
+    longrope w_k / short_factors[k] in a text of up to n_trained positions, w_k / long_factors[k] everywhere in a
+    longer one;
+    dynamic w_k with base s^(n/(n-2)) for base, s = factor n_ctx / n_trained - factor + 1 where n_ctx > n_trained
+    (linear: Gemma 3; llama3: Llama 3; yarn: Peng et al. 2023; longrope: Phi-3; dynamic: Peng et al. 2023)
+    """
     factor: float = 8.0
-    #: low of llama3 and yarn: w_k with fewer turns than this in n_trained positions are divided (Llama 3)
+    """factor of the scaling (Llama 3)"""
     low: float = 1.0
-    #: high of llama3 and yarn: w_k with more turns than this in n_trained positions are unchanged (Llama 3)
+    """low of llama3 and yarn: w_k with fewer turns than this in n_trained positions are divided (Llama 3)"""
     high: float = 4.0
-    #: c > 0: yarn and longrope multiply rotated coordinates by c; 0: yarn by 0.1 log(factor) + 1, longrope by
-    #: sqrt(1 + log(factor) / log(n_trained)), both by 1 for a factor below 1 (Peng et al. 2023; Phi-3)
+    """high of llama3 and yarn: w_k with more turns than this in n_trained positions are unchanged (Llama 3)"""
     attention_factor: float = 0.0
-    #: context length of the training before the scaling (Llama 3)
+    """c > 0: yarn and longrope multiply rotated coordinates by c; 0: yarn by 0.1 log(factor) + 1, longrope by
+    sqrt(1 + log(factor) / log(n_trained)), both by 1 for a factor below 1 (Peng et al. 2023; Phi-3)
+    """
     n_trained: int = 8192
-    #: a divisor of w_k for each plane k of longrope; (): 1 for each (Phi-3)
+    """context length of the training before the scaling (Llama 3)"""
     short_factors: tuple[float, ...] = ()
-    #: the same in texts of more than n_trained positions (Phi-3)
+    """a divisor of w_k for each plane k of longrope; (): 1 for each (Phi-3)"""
     long_factors: tuple[float, ...] = ()
-    #: n > 0: every n-th layer, where n divides l + 1, has no rotary positions (NoPE); 0: all layers have them (SmolLM3)
+    """the same in texts of more than n_trained positions (Phi-3)"""
     every: int = 0
-    #: base of the rotary w_k in layers with a window, where they are not scaled; 0: as in the other layers (Gemma 3)
+    """n > 0: every n-th layer, where n divides l + 1, has no rotary positions (NoPE); 0: all layers have them (SmolLM3)
+    """
     local_base: float = 0.0
-    #: s_h of alibi for h = 1 ... n_heads: geometric 2^(-8h/n_heads); interleaved, with p the largest power of two up
-    #: to n_heads: 2^(-8h/p) for h <= p, then 2^(-4(2(h - p) - 1)/p) (interleaved: BLOOM)
+    """base of the rotary w_k in layers with a window, where they are not scaled; 0: as in the other layers (Gemma 3)"""
     slopes: Literal["geometric", "interleaved"] = "geometric"
-    #: number of buckets of relative positions (T5)
+    """s_h of alibi for h = 1 ... n_heads: geometric 2^(-8h/n_heads); interleaved, with p the largest power of two up
+    to n_heads: 2^(-8h/p) for h <= p, then 2^(-4(2(h - p) - 1)/p) (interleaved: BLOOM)
+    """
     n_buckets: int = 32
-    #: the distance from which on all relative positions are in the last bucket (T5)
+    """number of buckets of relative positions (T5)"""
     max_distance: int = 128
+    """the distance from which on all relative positions are in the last bucket (T5)"""
 
     def n_exact(self, mask: str) -> int:
         """The number of distances with a bucket of their own, on each side under a bidirectional mask."""
@@ -130,12 +134,12 @@ class Positions:
 class PositionalScheme:
     """What the rest of the program asks of a positional scheme."""
 
-    #: where order enters: rows added to the stream, q and k rotated, or numbers added to the scores
     enters: Literal["stream", "rotation", "scores"]
-    #: the other fields of Positions that it reads
+    """where order enters: rows added to the stream, q and k rotated, or numbers added to the scores"""
     fields: tuple[str, ...] = ()
-    #: the shape of its table of weights, one for all layers; (): it is a formula
+    """the other fields of Positions that it reads"""
     weights: Callable[["Architecture"], tuple[int, ...]] = lambda a: ()
+    """the shape of its table of weights, one for all layers; (): it is a formula"""
 
 
 #: the scheme of each positions.kind but none
@@ -169,16 +173,16 @@ class Norm:
     rms    gain * x / rho                      rho = sqrt(mean(x^2) + eps)  or sqrt(mean(x^2)) + eps
     """
 
-    #: how a vector is normalised, as in the table above (layer: GPT-2; rms: Llama; none: Becker-Kahn 2023)
     kind: Literal["none", "layer", "rms"] = "layer"
-    #: keeps the divisor above 0 (GPT-2)
+    """how a vector is normalised, as in the table above (layer: GPT-2; rms: Llama; none: Becker-Kahn 2023)"""
     eps: float = 1e-5
-    #: whether eps is added inside or outside the root (inside: GPT-2; outside: the slides of AP & MF)
+    """keeps the divisor above 0 (GPT-2)"""
     eps_at: Literal["inside", "outside"] = "inside"
-    #: whether layer norm adds its bias vector: none, all (rms norm has none to add) (all: GPT-2; none: Cohere)
+    """whether eps is added inside or outside the root (inside: GPT-2; outside: the slides of AP & MF)"""
     bias: Literal["none", "all"] = "all"
-    #: the factor: the stored vector g, or 1 + g, or the number 1, for which nothing is stored (1+g: Gemma; 1: OLMo)
+    """whether layer norm adds its bias vector: none, all (rms norm has none to add) (all: GPT-2; none: Cohere)"""
     gain: Literal["g", "1+g", "1"] = "g"
+    """the factor: the stored vector g, or 1 + g, or the number 1, for which nothing is stored (1+g: Gemma; 1: OLMo)"""
 
     def check(self, a: "Architecture") -> None:
         """Raise ArchitectureError for an eps that is not valid."""
@@ -194,33 +198,37 @@ class Attention:
     n_kv_heads = 0 stands for n_heads, d_head = 0 for d_model / n_heads.
     """
 
-    #: heads of queries (Vaswani et al. 2017)
     n_heads: int = 4
-    #: heads of keys and values; 0 stands for n_heads (one: Falcon; several: Llama 3)
+    """heads of queries (Vaswani et al. 2017)"""
     n_kv_heads: int = 0
-    #: width of one head's queries, keys and values; 0 stands for d_model / n_heads (Qwen3)
+    """heads of keys and values; 0 stands for n_heads (one: Falcon; several: Llama 3)"""
     d_head: int = 0
-    #: causal j <= i; bidirectional every j; prefix j <= i, or j inside a prefix given with the input
-    #: (causal: GPT-2; bidirectional: BERT; prefix: Raffel et al. 2020)
+    """width of one head's queries, keys and values; 0 stands for d_model / n_heads (Qwen3)"""
     mask: Literal["causal", "bidirectional", "prefix"] = "causal"
-    #: layer l also requires |i - j| < windows[l mod len]; 0: no window (Mistral; alternating: Gemma 2)
+    """causal j <= i; bidirectional every j; prefix j <= i, or j inside a prefix given with the input
+    (causal: GPT-2; bidirectional: BERT; prefix: Raffel et al. 2020)
+    """
     windows: tuple[int, ...] = (0,)
-    #: the factor before q_i . k_j
-    #: (1/sqrt(d_head): GPT-2; 1/d_head: Yang et al. 2022, muP; 1: T5; 1/sqrt(d_model/n_heads): Gemma 2 of 27B;
-    #: scale_value: Granite)
+    """layer l also requires |i - j| < windows[l mod len]; 0: no window (Mistral; alternating: Gemma 2)"""
     scale: Literal["1/sqrt(d_head)", "1/d_head", "1", "1/sqrt(d_model/n_heads)", "scale_value"] = "1/sqrt(d_head)"
-    #: the factor itself, where scale = scale_value (Granite)
+    """the factor before q_i . k_j
+    (1/sqrt(d_head): GPT-2; 1/d_head: Yang et al. 2022, muP; 1: T5; 1/sqrt(d_model/n_heads): Gemma 2 of 27B;
+    scale_value: Granite)
+    """
     scale_value: float = 1.0
-    #: c > 0: c tanh(s / c) replaces s = scale q_i . k_j; 0: no cap (Gemma 2)
+    """the factor itself, where scale = scale_value (Granite)"""
     score_cap: float = 0.0
-    #: which of the four projections have a bias: none, qkv, out, all
-    #: (all: GPT-2; none: Llama; qkv: Qwen2; out: GPT-Neo)
+    """c > 0: c tanh(s / c) replaces s = scale q_i . k_j; 0: no cap (Gemma 2)"""
     bias: Literal["none", "qkv", "out", "all"] = "all"
-    #: the norm of q and k before rotation, with eps inside its root and the gain of norm.gain: none; rms: root mean
-    #: square of every head; rms_all: of all heads together, and of all heads of keys; layer: layer norm of every head,
-    #: one gain and (norm.bias) one bias for all of them; layer_own: the same with a gain for each head, and no bias
-    #: (rms: Qwen3; rms_all: OLMo 2; layer: Persimmon; layer_own: Cohere)
+    """which of the four projections have a bias: none, qkv, out, all
+    (all: GPT-2; none: Llama; qkv: Qwen2; out: GPT-Neo)
+    """
     qk_norm: Literal["none", "rms", "rms_all", "layer", "layer_own"] = "none"
+    """the norm of q and k before rotation, with eps inside its root and the gain of norm.gain: none; rms: root mean
+    square of every head; rms_all: of all heads together, and of all heads of keys; layer: layer norm of every head,
+    one gain and (norm.bias) one bias for all of them; layer_own: the same with a gain for each head, and no bias
+    (rms: Qwen3; rms_all: OLMo 2; layer: Persimmon; layer_own: Cohere)
+    """
 
     def check(self, a: "Architecture") -> None:
         """Refuse values that contradict each other or d_model."""
@@ -253,32 +261,36 @@ class MLP:
     m(x) = sum_{e in U} g_e m_e(x) + s(x) m_shared(x)      g_e as router_softmax says, s as shared_gate says
     """
 
-    #: width of the hidden layers; 0 stands for 4 d_model (Vaswani et al. 2017)
     d_ff: int = 0
-    #: number of hidden layers; 0: an affine map (Becker-Kahn 2023)
+    """width of the hidden layers; 0 stands for 4 d_model (Vaswani et al. 2017)"""
     n_hidden: int = 1
-    #: gelu x Phi(x); gelu_tanh its tanh approximation; relu max(x, 0); relu2 max(x, 0)^2;
-    #: silu x / (1 + e^-x); quick_gelu x / (1 + e^(-1.702 x)); tanh
-    #: (gelu: BERT; gelu_tanh: GPT-2; relu: OPT; relu2: Nemotron; silu: Llama; quick_gelu: CLIP; tanh: Becker-Kahn
-    #: 2023)
+    """number of hidden layers; 0: an affine map (Becker-Kahn 2023)"""
     activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "silu", "quick_gelu", "tanh"] = "gelu_tanh"
-    #: plain or gated, as above (plain: GPT-2; gated: Llama)
+    """gelu x Phi(x); gelu_tanh its tanh approximation; relu max(x, 0); relu2 max(x, 0)^2;
+    silu x / (1 + e^-x); quick_gelu x / (1 + e^(-1.702 x)); tanh
+    (gelu: BERT; gelu_tanh: GPT-2; relu: OPT; relu2: Nemotron; silu: Llama; quick_gelu: CLIP; tanh: Becker-Kahn
+    2023)
+    """
     form: Literal["plain", "gated"] = "plain"
-    #: whether the linear maps have a bias: none, all (all: GPT-2; none: Llama)
+    """plain or gated, as above (plain: GPT-2; gated: Llama)"""
     bias: Literal["none", "all"] = "all"
-    #: number of experts, of which each position uses some; 0: one MLP that every position uses (Mixtral)
+    """whether the linear maps have a bias: none, all (all: GPT-2; none: Llama)"""
     experts: int = 0
-    #: k: number of experts that each position uses (without effect where experts = 0, as router_softmax) (Mixtral)
+    """number of experts, of which each position uses some; 0: one MLP that every position uses (Mixtral)"""
     experts_per_token: int = 2
-    #: g_e for e in U: chosen exp(r_e) / sum_{u in U} exp(r_u), which is also a softmax over all experts, renormalised;
-    #: all exp(r_e) / (sum over all experts u of exp(r_u)), as it is (chosen: Mixtral; all: OLMoE)
+    """k: number of experts that each position uses (without effect where experts = 0, as router_softmax) (Mixtral)"""
     router_softmax: Literal["chosen", "all"] = "chosen"
-    #: width of m_shared, which every position uses beside its experts (n shared experts of width d are one of n d);
-    #: 0: there is none (Qwen2-MoE)
+    """g_e for e in U: chosen exp(r_e) / sum_{u in U} exp(r_u), which is also a softmax over all experts, renormalised;
+    all exp(r_e) / (sum over all experts u of exp(r_u)), as it is (chosen: Mixtral; all: OLMoE)
+    """
     shared_d_ff: int = 0
-    #: s(x): none 1; sigmoid 1 / (1 + exp(-x w_s^T)) (without effect where shared_d_ff = 0)
-    #: (none: DeepSeekMoE; sigmoid: Qwen2-MoE)
+    """width of m_shared, which every position uses beside its experts (n shared experts of width d are one of n d);
+    0: there is none (Qwen2-MoE)
+    """
     shared_gate: Literal["none", "sigmoid"] = "none"
+    """s(x): none 1; sigmoid 1 / (1 + exp(-x w_s^T)) (without effect where shared_d_ff = 0)
+    (none: DeepSeekMoE; sigmoid: Qwen2-MoE)
+    """
 
     def check(self, a: "Architecture") -> None:
         """Raise ArchitectureError for sizes that are not valid, and for forms that exclude each other."""
@@ -300,14 +312,14 @@ class MLP:
 class Dropout:
     """Rates p of inverted dropout in training: each entry is 0 with probability p, else divided by 1 - p."""
 
-    #: on x_0 (GPT-2)
     embed: float = 0.0
-    #: on A (GPT-2)
+    """on x_0 (GPT-2)"""
     pattern: float = 0.0
-    #: on the output of attention (GPT-2)
+    """on A (GPT-2)"""
     attn_out: float = 0.0
-    #: on the output of the MLP (GPT-2)
+    """on the output of attention (GPT-2)"""
     mlp_out: float = 0.0
+    """on the output of the MLP (GPT-2)"""
 
     def check(self, a: "Architecture") -> None:
         """Raise ArchitectureError for values that are not rates."""
@@ -323,77 +335,87 @@ class Architecture:
     field, the value and what would be valid.
     """
 
-    #: tokens in the vocabulary; a run sets it to the number of its tokenizer
     n_vocab: int
-    #: the context: the largest number of tokens that the model reads
+    """tokens in the vocabulary; a run sets it to the number of its tokenizer"""
     n_ctx: int
-    #: m, the width of the residual stream
+    """the context: the largest number of tokens that the model reads"""
     d_model: int
-    #: number of blocks
+    """m, the width of the residual stream"""
     n_layers: int
-    #: e > 0: rows of W_E and W_U have e coordinates; P (m x e) makes W_E[t] P^T of W_E[t], and Q (e x m) x Q^T W_U^T of
-    #: x W_U^T, but for readout = bert, whose W is e x m; 0: they have m, without P and Q   (Lan et al. 2019, 3.1)
+    """number of blocks"""
     d_embed: int = 0
-    #: tokens: P acts on W_E[t], as above;  sum: positions, segments and n-grams have e coordinates too, and
-    #: x_0 = y P^T + b_P, where y is c W_E[t] and these, summed and normalised as embed_norm says  (Clark et al. 2020)
+    """e > 0: rows of W_E and W_U have e coordinates; P (m x e) makes W_E[t] P^T of W_E[t], and Q (e x m) x Q^T W_U^T of
+    x W_U^T, but for readout = bert, whose W is e x m; 0: they have m, without P and Q   (Lan et al. 2019, 3.1)
+    """
     embed_projection: Literal["tokens", "sum"] = "tokens"
+    """tokens: P acts on W_E[t], as above;  sum: positions, segments and n-grams have e coordinates too, and
+    x_0 = y P^T + b_P, where y is c W_E[t] and these, summed and normalised as embed_norm says  (Clark et al. 2020)
+    """
     attention: Attention = field(default_factory=Attention)
     mlp: MLP = field(default_factory=MLP)
     positions: Positions = field(default_factory=Positions)
     norm: Norm = field(default_factory=Norm)
     dropout: Dropout = field(default_factory=Dropout)
-    #: pre       x += attn(norm_1(x));         x += mlp(norm_2(x))
-    #: post      x = norm_1(x + attn(x));      x = norm_2(x + mlp(x))
-    #: parallel  x += attn(norm_1(x)) + mlp(norm_2(x))
-    #: shared    x += attn(norm_1(x)) + mlp(norm_1(x))
-    #: inner     x += norm_1_out(attn(x));          x += norm_2_out(mlp(x))
-    #: sandwich  x += norm_1_out(attn(norm_1(x)));  x += norm_2_out(mlp(norm_2(x)))
-    #: (pre: GPT-2; post: BERT; parallel: GPT-NeoX; shared: GPT-J; inner: OLMo 2; sandwich: Gemma 2)
     block: Literal["pre", "post", "parallel", "shared", "inner", "sandwich"] = "pre"
-    #: none: block 0 has no norm_1, so that norm_1(x) = x there and its attention reads the embedded stream, which
-    #: embed_norm may have normalised (Warner et al. 2024, ModernBERT); norm: it has one, as the other blocks
+    """pre       x += attn(norm_1(x));         x += mlp(norm_2(x))
+    post      x = norm_1(x + attn(x));      x = norm_2(x + mlp(x))
+    parallel  x += attn(norm_1(x)) + mlp(norm_2(x))
+    shared    x += attn(norm_1(x)) + mlp(norm_1(x))
+    inner     x += norm_1_out(attn(x));          x += norm_2_out(mlp(x))
+    sandwich  x += norm_1_out(attn(norm_1(x)));  x += norm_2_out(mlp(norm_2(x)))
+    (pre: GPT-2; post: BERT; parallel: GPT-NeoX; shared: GPT-J; inner: OLMo 2; sandwich: Gemma 2)
+    """
     first_norm: Literal["norm", "none"] = "norm"
-    #: c > 0: every sublayer's output is multiplied by c before it is added to the stream: x + c attn(norm_1(x)), ...
-    #: (Granite)
+    """none: block 0 has no norm_1, so that norm_1(x) = x there and its attention reads the embedded stream, which
+    embed_norm may have normalised (Warner et al. 2024, ModernBERT); norm: it has one, as the other blocks
+    """
     residual_scale: float = 1.0
-    #: 1: x_0 = W_E[t];  sqrt(d_model): x_0 = sqrt(d_model) W_E[t];  embed_scale_value: x_0 = c W_E[t] with
-    #: c = embed_scale_value  (before positions are added)
-    #: (sqrt(d_model): Gemma; embed_scale_value: Granite)
+    """c > 0: every sublayer's output is multiplied by c before it is added to the stream: x + c attn(norm_1(x)), ...
+    (Granite)
+    """
     embed_scale: Literal["1", "sqrt(d_model)", "embed_scale_value"] = "1"
-    #: the factor itself, where embed_scale = embed_scale_value (Granite)
+    """1: x_0 = W_E[t];  sqrt(d_model): x_0 = sqrt(d_model) W_E[t];  embed_scale_value: x_0 = c W_E[t] with
+    c = embed_scale_value  (before positions are added)
+    (sqrt(d_model): Gemma; embed_scale_value: Granite)
+    """
     embed_scale_value: float = 1.0
-    #: norm: the embedded stream, with positions and segments, is normalised (BERT; BLOOM)
+    """the factor itself, where embed_scale = embed_scale_value (Granite)"""
     embed_norm: Literal["none", "norm"] = "none"
-    #: norm: the last block's output is normalised before the readout (norm: GPT-2; none: BERT)
+    """norm: the embedded stream, with positions and segments, is normalised (BERT; BLOOM)"""
     final_norm: Literal["none", "norm"] = "norm"
-    #: tied: W_U is W_E, one matrix; untied: two (tied: GPT-2; untied: Llama)
+    """norm: the last block's output is normalised before the readout (norm: GPT-2; none: BERT)"""
     unembed: Literal["tied", "untied"] = "tied"
-    #: linear: logits = x W_U^T;  affine: logits = x W_U^T + b_U;  bert: logits = norm(f(x W^T + b)) W_U^T + b_U;
-    #: none: the stream is the result, and there are no logits
-    #: (linear: GPT-2; affine: GPT-J; bert: BERT; none: the encoder of T5 alone)
+    """tied: W_U is W_E, one matrix; untied: two (tied: GPT-2; untied: Llama)"""
     readout: Literal["linear", "affine", "bert", "none"] = "linear"
-    #: which of b and b_U there are where readout = bert: all; dense b alone; logits b_U alone; none (ModernBERT)
+    """linear: logits = x W_U^T;  affine: logits = x W_U^T + b_U;  bert: logits = norm(f(x W^T + b)) W_U^T + b_U;
+    none: the stream is the result, and there are no logits
+    (linear: GPT-2; affine: GPT-J; bert: BERT; none: the encoder of T5 alone)
+    """
     readout_bias: Literal["all", "dense", "logits", "none"] = "all"
-    #: 1: W_U as it is; 1/sqrt(d_model): W_U / sqrt(d_model) in its place; logit_scale_value: logit_scale_value W_U
-    #: (1/sqrt(d_model): T5; logit_scale_value: Cohere)
+    """which of b and b_U there are where readout = bert: all; dense b alone; logits b_U alone; none (ModernBERT)"""
     logit_scale: Literal["1", "1/sqrt(d_model)", "logit_scale_value"] = "1"
-    #: the factor itself, where logit_scale = logit_scale_value (Cohere)
+    """1: W_U as it is; 1/sqrt(d_model): W_U / sqrt(d_model) in its place; logit_scale_value: logit_scale_value W_U
+    (1/sqrt(d_model): T5; logit_scale_value: Cohere)
+    """
     logit_scale_value: float = 1.0
-    #: c > 0: c tanh(logit / c) replaces every logit; 0: no cap (Gemma 2)
+    """the factor itself, where logit_scale = logit_scale_value (Cohere)"""
     logit_cap: float = 0.0
-    #: kinds of segment, each adding a learned vector W_S[s] to its positions; 0 adds nothing (BERT)
+    """c > 0: c tanh(logit / c) replaces every logit; 0: no cap (Gemma 2)"""
     n_segments: int = 0
-    #: lengths n of the n-grams that add a vector: x_0,i += sum_n W_n[r_n(t_{i-n+1} ... t_i)] where i has n - 1
-    #: tokens before it, r_n = (sum_{k<n} (t_{i-k} + 1) 1000003^k mod (2^31 - 1)) mod ngram_rows; () adds nothing
-    #: (Roy et al. 2022; Huang et al. 2025)
+    """kinds of segment, each adding a learned vector W_S[s] to its positions; 0 adds nothing (BERT)"""
     ngrams: tuple[int, ...] = ()
-    #: rows of each table of n-grams (Roy et al. 2022)
+    """lengths n of the n-grams that add a vector: x_0,i += sum_n W_n[r_n(t_{i-n+1} ... t_i)] where i has n - 1
+    tokens before it, r_n = (sum_{k<n} (t_{i-k} + 1) 1000003^k mod (2^31 - 1)) mod ngram_rows; () adds nothing
+    (Roy et al. 2022; Huang et al. 2025)
+    """
     ngram_rows: int = 16_384
-    #: if given, every block has cross-attention to this encoder, between attention and MLP (Vaswani et al. 2017)
+    """rows of each table of n-grams (Roy et al. 2022)"""
     encoder: "Architecture | None" = None
-    #: own: the encoder has a separate W_E; shared: it uses this W_E (without effect where there is no encoder)
-    #: (own: Marian; shared: T5)
+    """if given, every block has cross-attention to this encoder, between attention and MLP (Vaswani et al. 2017)"""
     source_embed: Literal["own", "shared"] = "own"
+    """own: the encoder has a separate W_E; shared: it uses this W_E (without effect where there is no encoder)
+    (own: Marian; shared: T5)
+    """
 
     def __post_init__(self):
         _check(self)

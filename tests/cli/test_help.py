@@ -17,7 +17,8 @@ import pellucid
 from pellucid import cli
 from pellucid.cli import TOKENIZER_COMMANDS, examples_of
 from pellucid.cli.completion import completion
-from pellucid.cli.fields import fitted, meanings, sections
+from pellucid.cli.fields import fitted, sections
+from pellucid.field_docs import field_docs
 from pellucid.predictors.recipe import KINDS, predictor_fields
 from pellucid.training.recipe import PARTS, TextOptions, recipe_fields
 
@@ -132,20 +133,26 @@ def test_every_field_is_explained(kind, capsys, monkeypatch):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_a_meaning_is_the_comment_above_or_beside():
+def test_a_field_is_documented_by_the_docstring_below_it():
     @dataclasses.dataclass
     class Choices:
         """A table."""
 
-        #: two lines
-        #: above
-        above: int = 1
-        beside: str = "#: no comment"  # at the end of its line
-        # a heading, which is of no field
+        below: int = 1
+        """two lines
+        below
+        """
+        # a comment, which is of no field
         nothing: float = 0.5
 
-    assert meanings(Choices) == {"above": "two lines\nabove", "beside": "at the end of its line", "nothing": ""}
-    assert meanings(TextOptions).keys() == {f.name for f in dataclasses.fields(TextOptions)}
+    @dataclasses.dataclass
+    class MoreChoices(Choices):
+        last: str = ""
+        """the last line of a class"""
+
+    assert field_docs(Choices) == {"below": "two lines\nbelow", "nothing": ""}
+    assert field_docs(MoreChoices) == {"below": "two lines\nbelow", "nothing": "", "last": "the last line of a class"}
+    assert field_docs(TextOptions).keys() == {f.name for f in dataclasses.fields(TextOptions)}
 
 
 def test_rows_of_a_table_stay_rows():

@@ -22,7 +22,7 @@ from pellucid.architecture import (
     field_options,
     field_type,
 )
-from pellucid.cli.fields import meanings
+from pellucid.field_docs import field_docs
 from pellucid.model import Transformer
 from pellucid.option_values import ArchitectureError
 from pellucid.parameter_counts import count_parameters
@@ -248,7 +248,7 @@ USER = re.compile(rf"et al\. \d{{4}}|Becker-Kahn|AP & MF|\b({MODELS.replace(' ',
 @pytest.mark.parametrize("kind", [Architecture, Attention, MLP, Positions, Norm, Dropout])
 def test_every_option_names_who_uses_it(kind):
     """An option that no published model and no source uses is not worth its branches."""
-    said = {name: text + (kind.__doc__ or "") * (name == "kind") for name, text in meanings(kind).items()}
+    said = {name: text + (kind.__doc__ or "") * (name == "kind") for name, text in field_docs(kind).items()}
     unused = [name for name, text in said.items() if name not in SIZES and not USER.search(text)]
     assert not unused
 

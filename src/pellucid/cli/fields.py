@@ -1,23 +1,20 @@
-"""Every field that `--set` takes, with its meaning from the comments next to the fields.
+"""Every field that `--set` takes, with its meaning from the docstring below it.
 
-A field's meaning is the `#:` comment above it, or the comment at the end of its line; the docstring of its class holds
-the formulas of its values.
+The docstring of its class holds the formulas of its values.
 """
 
-import ast
 import dataclasses
 import inspect
-import io
 import re
 import shutil
 import textwrap
-import tokenize
 import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pellucid.field_docs import field_docs
 from pellucid.option_values import option_text
 
 Kind = Literal["transformer", "ngram", "neural-probabilistic", "recurrent"]
@@ -42,33 +39,6 @@ class Section:
     fields: list[Field]
 
 
-def meanings(kind: type) -> dict[str, str]:
-    """The meaning of each field of a dataclass, from the comments in its source; "" without a comment."""
-    source = textwrap.dedent(inspect.getsource(kind))
-    comments, comment_lines = _comments(source)
-    meaning_of: dict[str, str] = {}
-    (definition,) = ast.parse(source).body
-    assert isinstance(definition, ast.ClassDef)
-    for node in definition.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            above, line = [], node.lineno - 1
-            while line in comment_lines and comments[line].startswith("#:"):
-                above.insert(0, comments[line].removeprefix("#:").removeprefix(" "))
-                line -= 1
-            beside = comments.get(node.end_lineno or node.lineno, "").lstrip("#: ")
-            meaning_of[node.target.id] = "\n".join(above) or beside
-    inherited = [meanings(base) for base in kind.__mro__[1:] if dataclasses.is_dataclass(base)]
-    return {name: text for one in (*inherited, meaning_of) for name, text in one.items()}
-
-
-def _comments(source: str) -> tuple[dict[int, str], set[int]]:
-    """The comment on each line that has one, and the lines with nothing else."""
-    lines = source.splitlines()
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = {t.start[0]: t.string for t in tokens if t.type == tokenize.COMMENT}
-    return comments, {n for n in comments if lines[n - 1].lstrip().startswith("#")}
-
-
 def values_of(hint: Any) -> str:
     """The values that a field of this type takes."""
     if types.NoneType in (choices := typing.get_args(hint)):
@@ -85,7 +55,7 @@ def values_of(hint: Any) -> str:
 
 def section(title: str, kind: type, prefix: str, names: list[str], defaults: Any) -> Section:
     """The named fields of a dataclass, with their defaults from the object `defaults`."""
-    hints, texts = typing.get_type_hints(kind), meanings(kind)
+    hints, texts = typing.get_type_hints(kind), field_docs(kind)
     fields = [
         Field(f"{prefix}{name}", values_of(hints[name]), option_text(getattr(defaults, name)), texts[name])
         for name in names

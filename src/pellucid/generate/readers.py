@@ -42,8 +42,8 @@ class SequenceState:
     seed: int
     given: tuple[int, ...]
     generated: list[int] = field(default_factory=list)
-    #: None while it is unfinished; then length (max_tokens reached), end (a stop id), or stop (`Decoding.stop`)
     finish_reason: str | None = None
+    """None while it is unfinished; then length (max_tokens reached), end (a stop id), or stop (`Decoding.stop`)"""
 
     def window(self, n_ctx: int) -> tuple[int, list[int]]:
         """The index of the window's first token, and the tokens in the window."""

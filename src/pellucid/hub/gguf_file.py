@@ -124,8 +124,8 @@ class GGUFFile(Folder):
     """A model in one file, whose entries beside the tensors are `keys`."""
 
     keys: Mapping[str, Any] = field(default_factory=dict)
-    #: entries of the architecture that were not read
     unread: Sequence[str] = ()
+    """entries of the architecture that were not read"""
 
     def tokenizer(self, given: Tokenizer | str | Path | None = None) -> Tokenizer | None:
         tokenizer = self.own_tokenizer()[0] if given is None else given

@@ -95,10 +95,10 @@ class Planted:
     first: tuple[int, int] = (0, 1)
     induction: tuple[int, int] = (1, 0)
     recall: tuple[int, int] = (1, 1)
-    #: the neuron of each city
     memories: tuple[tuple[str, str, tuple[int, int]], ...] = tuple(
         (city, country, (0, k)) for k, (city, country) in enumerate(FACTS.items())
     )
+    """the neuron of each city"""
 
 
 PLANTED = Planted()

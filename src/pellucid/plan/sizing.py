@@ -36,48 +36,49 @@ class Constants:
     log at width 128 in bfloat16, for a step of 2,048 tokens at a context of 128.
     """
 
-    #: too few weights: capacity variety (12 n_layers^depth d_model^2 / 10^5)^-capacity_power
     capacity: float = 0.18
+    """too few weights: capacity variety (12 n_layers^depth d_model^2 / 10^5)^-capacity_power"""
     depth: float = 0.49
     capacity_power: float = 0.202
-    #: too little text: data variety (characters read / 10^6)^-data_power
     data: float = 0.78
+    """too little text: data variety (characters read / 10^6)^-data_power"""
     data_power: float = 0.169
-    #: the most fresh epochs that all epochs after the first are worth (Muennighoff et al. 2023)
     repeats_worth: float = 5.1
-    #: too few steps: steps steps^-steps_power + start (steps / 150)^-2, the second of which only short runs notice
+    """the most fresh epochs that all epochs after the first are worth (Muennighoff et al. 2023)"""
     steps: float = 2.123
+    """too few steps: steps steps^-steps_power + start (steps / 150)^-2, the second of which only short runs notice"""
     steps_power: float = 0.382
     start: float = 0.085
 
-    #: a layer, whatever its width, and the update of its matrices, by the cube of the width (Muon's products)
     layer: float = 0.0036
+    """a layer, whatever its width, and the update of its matrices, by the cube of the width (Muon's products)"""
     update: float = 0.0035
-    #: what a layer computes of each number of the stream, and its matrix products
     elementwise: float = 0.0064
+    """what a layer computes of each number of the stream, and its matrix products"""
     products: float = 0.0134
-    #: the readout's product for 1,000 ids, and its softmax
     logits: float = 0.0105
+    """the readout's product for 1,000 ids, and its softmax"""
     softmax: float = 0.0043
 
-    #: how often an id must occur in training on average, and the characters of text for each id
     id_occurrences: int = 200
+    """how often an id must occur in training on average, and the characters of text for each id"""
     id_characters: int = 512
-    #: sequences in a step, and the steps above which the batch is doubled, and doubled again
     sequences: int = 8
+    """sequences in a step, and the steps above which the batch is doubled, and doubled again"""
     many_steps: tuple[int, ...] = (800, 8000)
-    #: the share of the time that is spent in steps; seconds before the first of them, and the largest share of these
     stepping: float = 0.93
+    """the share of the time that is spent in steps; seconds before the first of them, and the largest share of these"""
     starting: float = 6.0
     starting_share: float = 0.15
-    #: dropout, of networks that read their text more often than this and have so many weights for each character of it
     dropout: float = 0.1
+    """dropout, of networks that read their text more often than this and have so many weights for each character of it
+    """
     epochs_without_dropout: float = 12.0
     memorizing_weights: float = 1.0
-    #: epochs after which further ones gain nothing
     most_epochs: float = 30.0
-    #: distinct trigrams over the root of a sample's length, in English prose
+    """epochs after which further ones gain nothing"""
     prose: float = 22.0
+    """distinct trigrams over the root of a sample's length, in English prose"""
 
 
 FITTED = Constants()

@@ -28,14 +28,14 @@ class NeuralProbabilisticOptions(PredictorOptions):
     documents = inside: tokens before the last separator of a context are replaced by the separator.
     """
 
-    #: one more than the tokens that a prediction reads
     order: int = 6
-    #: width of a token's embedding C(w)
+    """one more than the tokens that a prediction reads"""
     d_embed: int = 64
-    #: width of the hidden layer
+    """width of a token's embedding C(w)"""
     d_hidden: int = 512
-    #: whether the embeddings also act on the logits directly, by W x
+    """width of the hidden layer"""
     direct: Literal["none", "all"] = "none"
+    """whether the embeddings also act on the logits directly, by W x"""
     documents: Literal["across", "inside"] = "across"
 
     def __post_init__(self):

@@ -54,12 +54,12 @@ class NGramOptions:
     """
 
     n_vocab: int
-    #: how many tokens an n-gram has: one more than a prediction reads
     order: int = 5
-    #: how probabilities follow from counts, as in the table above
+    """how many tokens an n-gram has: one more than a prediction reads"""
     smoothing: Smoothing = "modified-kneser-ney"
-    #: what add-alpha adds to every count
+    """how probabilities follow from counts, as in the table above"""
     alpha: float = 0.1
+    """what add-alpha adds to every count"""
     separator: int | None = None  # None: contexts reach across documents
 
     def __post_init__(self):

@@ -22,14 +22,14 @@ class RecurrentOptions(PredictorOptions):
     It is trained on windows of n_ctx tokens, and scores a text in windows of that length, each from a new state.
     """
 
-    #: the recurrence, as in the table above
     cell: Literal["gru", "elman"] = "gru"
-    #: width of a token's embedding C(w)
+    """the recurrence, as in the table above"""
     d_embed: int = 128
-    #: width of the state h
+    """width of a token's embedding C(w)"""
     d_hidden: int = 256
-    #: length of the windows that it is trained in
+    """width of the state h"""
     n_ctx: int = 128
+    """length of the windows that it is trained in"""
 
     def __post_init__(self):
         super().__post_init__()

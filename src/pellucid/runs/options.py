@@ -28,88 +28,95 @@ class RecipeError(ValueError):
 class TrainOptions(Options):
     """How the weights are found. Rates are per step; losses in nats per token."""
 
-    #: length in updates of the weights; give at most one of steps, tokens, epochs and minutes
     steps: int = 0
-    #: length in tokens that are trained on
+    """length in updates of the weights; give at most one of steps, tokens, epochs and minutes"""
     tokens: int = 0
-    #: length in epochs, each of which reads the training text once
+    """length in tokens that are trained on"""
     epochs: float = 0.0
-    #: length in minutes; the number of steps follows from measuring one
+    """length in epochs, each of which reads the training text once"""
     minutes: float = 0.0
+    """length in minutes; the number of steps follows from measuring one"""
 
-    #: what is predicted: the next token, the text after a prefix, tokens that are masked, a target from its source, or
-    #: what the assistant writes in a conversation
     objective: Literal["next-token", "prefix", "masked", "source-target", "chat"] = "next-token"
-    #: share of the tokens that are hidden where the objective is masked
+    """what is predicted: the next token, the text after a prefix, tokens that are masked, a target from its source, or
+    what the assistant writes in a conversation
+    """
     mask_share: float = 0.15
+    """share of the tokens that are hidden where the objective is masked"""
 
-    #: sequences in one micro-batch
     batch: Open[int] = None
-    #: micro-batches whose gradients are added up before a step; auto: batch is divided among them
+    """sequences in one micro-batch"""
     accumulate: Open[int] = None
-    #: adamw for every weight, or muon for the matrices inside the blocks and AdamW for the others
+    """micro-batches whose gradients are added up before a step; auto: batch is divided among them"""
     optimizer: OptimizerName = "muon"
-    #: the largest learning rate of AdamW
+    """adamw for every weight, or muon for the matrices inside the blocks and AdamW for the others"""
     learning_rate: float = 5e-3
-    #: the largest learning rate of Muon
+    """the largest learning rate of AdamW"""
     muon_learning_rate: float = 2e-2
-    #: decay of AdamW's average of the gradients
+    """the largest learning rate of Muon"""
     beta_1: float = 0.9
-    #: decay of AdamW's average of the squared gradients
+    """decay of AdamW's average of the gradients"""
     beta_2: float = 0.99
-    #: added to AdamW's divisor
+    """decay of AdamW's average of the squared gradients"""
     eps: float = 1e-8
-    #: decoupled weight decay, of matrices only; auto: chosen for a transformer, from 0.1 for a long text to 0.7 for one
-    #: that is short for the number of weights
+    """added to AdamW's divisor"""
     weight_decay: Open[float] = None
-    #: the largest norm of the gradient; 0: the gradient is not clipped
+    """decoupled weight decay, of matrices only; auto: chosen for a transformer, from 0.1 for a long text to 0.7 for one
+    that is short for the number of weights
+    """
     clip: float = 1.0
-    #: of a mixture of experts, b: the loss gains b experts sum_e f_e P_e for each target, with f_e the share of the
-    #: choices that expert e has in a pass and P_e its mean probability; the mean over the layers (Switch); 0: nothing
+    """the largest norm of the gradient; 0: the gradient is not clipped"""
     balance: float = 0.0
-    #: auto: an n-gram of the training text is stored in the run, and its share beside the network is fitted on training
-    #: text that is set aside from both; next-token alone
+    """of a mixture of experts, b: the loss gains b experts sum_e f_e P_e for each target, with f_e the share of the
+    choices that expert e has in a pass and P_e its mean probability; the mean over the layers (Switch); 0: nothing
+    """
     mix: Literal["no", "auto"] = "no"
-    #: how the learning rate falls after the warm-up: over the last third of the run (wsd), so that the run can be made
-    #: longer; over all of it, as a cosine or linearly; or not at all
+    """auto: an n-gram of the training text is stored in the run, and its share beside the network is fitted on training
+    text that is set aside from both; next-token alone
+    """
     schedule: ScheduleName = "wsd"
-    #: steps over which the learning rate rises from 0; auto: 2 % of the steps, at most 100
+    """how the learning rate falls after the warm-up: over the last third of the run (wsd), so that the run can be made
+    longer; over all of it, as a cosine or linearly; or not at all
+    """
     warmup: Open[int] = None
-    #: the last learning rate as a share of the largest
+    """steps over which the learning rate rises from 0; auto: 2 % of the steps, at most 100"""
     floor: float = 0.01
-    #: standard deviation of the first weights
+    """the last learning rate as a share of the largest"""
     init_std: float = 0.02
+    """standard deviation of the first weights"""
 
-    #: where the first weights, the order of the batches and the dropout are drawn from
     seed: int = 1337
-    #: auto, cpu, cuda or mps; auto takes a GPU where there is one
+    """where the first weights, the order of the batches and the dropout are drawn from"""
     device: Open[str] = None
-    #: the precision of matrix products; auto: the faster one, timed together with compile and attention
+    """auto, cpu, cuda or mps; auto takes a GPU where there is one"""
     precision: Open[Literal["float32", "bfloat16"]] = None
-    #: whether torch.compile is used; auto: where it saves more time than it takes, timed where the run is long enough
+    """the precision of matrix products; auto: the faster one, timed together with compile and attention"""
     compile: Open[Literal["no", "yes"]] = None
-    #: the kernel of attention, PyTorch's fused one or softmax(q k^T) v step by step; auto: the faster one, timed
+    """whether torch.compile is used; auto: where it saves more time than it takes, timed where the run is long enough
+    """
     attention: Open[Literal["fused", "explicit"]] = None
-    #: yes: the activations of a block are computed again in the backward pass, which saves memory and takes time
+    """the kernel of attention, PyTorch's fused one or softmax(q k^T) v step by step; auto: the faster one, timed"""
     recompute: Literal["no", "yes"] = "no"
-    #: yes: only algorithms that give the same result in every run
+    """yes: the activations of a block are computed again in the backward pass, which saves memory and takes time"""
     deterministic: Literal["no", "yes"] = "no"
+    """yes: only algorithms that give the same result in every run"""
 
-    #: steps between measurements of the held-out loss; auto: chosen by the length of the run
     evaluate_every: Open[int] = None
-    #: held-out tokens that are read each time but the last. The last reads all, or as many as 7 % of the run's time
-    #: allows, in a run of steps never fewer than these
+    """steps between measurements of the held-out loss; auto: chosen by the length of the run"""
     evaluate_tokens: Open[int] = None
-    #: steps between checkpoints; auto: at every measurement of the held-out loss
+    """held-out tokens that are read each time but the last. The last reads all, or as many as 7 % of the run's time
+    allows, in a run of steps never fewer than these
+    """
     checkpoint_every: Open[int] = None
-    #: how many checkpoints are kept besides the best and the one before the learning rate falls
+    """steps between checkpoints; auto: at every measurement of the held-out loss"""
     keep_last: int = 2
-    #: steps between samples of generated text; auto: at every measurement of the held-out loss; 0: never
+    """how many checkpoints are kept besides the best and the one before the learning rate falls"""
     sample_every: Open[int] = None
-    #: the prompt of the samples; auto: chosen by what the text has
+    """steps between samples of generated text; auto: at every measurement of the held-out loss; 0: never"""
     sample_prompt: Open[str] = None
-    #: tensorboard or wandb: the figures of metrics.jsonl are sent there too; needs that package
+    """the prompt of the samples; auto: chosen by what the text has"""
     track: Literal["no", "tensorboard", "wandb"] = "no"
+    """tensorboard or wandb: the figures of metrics.jsonl are sent there too; needs that package"""
 
     def check_decay_is_set(self) -> None:
         """Raise RecipeError where the weight decay is left open, which only a transformer's run chooses."""
@@ -152,15 +159,16 @@ class TrainOptions(Options):
 class RunRecord(Options):
     """What happened in a run, or is expected to."""
 
-    #: the steps over which the learning rate falls; None in a run of minutes until they are known
     decay: Decay | None = None
-    #: the number of steps that a run of minutes is expected to have, 0 where their number was asked for
+    """the steps over which the learning rate falls; None in a run of minutes until they are known"""
     planned: int = 0
-    #: those of INTERVALS that were left open: a run that is made longer chooses them again
+    """the number of steps that a run of minutes is expected to have, 0 where their number was asked for"""
     chosen_intervals: tuple[str, ...] = ()
-    #: the folder where the run was started or last given inputs, in which relative ones are looked up; "" where it is
-    #: not known, and they are looked up in the current folder
+    """those of INTERVALS that were left open: a run that is made longer chooses them again"""
     started_in: str = ""
+    """the folder where the run was started or last given inputs, in which relative ones are looked up; "" where it is
+    not known, and they are looked up in the current folder
+    """
 
     def check(self) -> None:
         """Raise RecipeError for steps that no schedule has, and intervals that do not exist."""

@@ -66,10 +66,10 @@ class Pace:
     n_held_out: int = 0
     can_sample: bool = True
     finish_cost: tuple[int, float] = (0, 0.0)
-    #: seconds of the last save and sample, and of a held-out token of the median batch; 0 where there was none
     took: dict[str, float] = field(default_factory=lambda: {"save": 0.0, "sample": 0.0, "token": 0.0})
-    #: when `end_of` was asked, by time.monotonic(), and its answer
+    """seconds of the last save and sample, and of a held-out token of the median batch; 0 where there was none"""
     asked: float = 0.0
+    """when `end_of` was asked, by time.monotonic(), and its answer"""
     expected: int = 0
     _seconds: float = 0.0
     _steps: float = 0.0

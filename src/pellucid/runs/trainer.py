@@ -83,25 +83,25 @@ class Trainer(Generic[RecipeT]):
     metrics: MetricsFile
     interruption: Interruption
     step: int = 0
-    #: seconds of this run before it was last interrupted
     seconds_before: float = 0.0
-    #: of a run of minutes
+    """seconds of this run before it was last interrupted"""
     pace: Pace | None = None
-    #: targets a second at the speed of large matrix products, in all processes together; None where it is not known
+    """of a run of minutes"""
     peak: float | None = None
+    """targets a second at the speed of large matrix products, in all processes together; None where it is not known"""
     bad_in_a_row: int = 0
-    #: the step of the last checkpoint that was saved or restored
     saved: int | None = None
-    #: the step whose checkpoint is good as soon as training has gone on from it
+    """the step of the last checkpoint that was saved or restored"""
     candidate: int | None = None
-    #: rows of the last steps, with figures that may still be on the device
+    """the step whose checkpoint is good as soon as training has gone on from it"""
     pending: deque[tuple[dict[str, Any], StepFigures]] = field(default_factory=deque)
+    """rows of the last steps, with figures that may still be on the device"""
     started: float = field(default_factory=time.monotonic)
     last_evaluation: dict[str, Any] | None = None
     curve: Curve = field(default_factory=Curve)
     saver: Saver = field(default_factory=Saver)
-    #: what is being done, for whoever looks on
     phase: Phase = field(default_factory=lambda: Phase("", "", Interruption()))
+    """what is being done, for whoever looks on"""
 
     @property
     def recipe(self) -> RecipeT:

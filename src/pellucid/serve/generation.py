@@ -113,21 +113,21 @@ class Generation:
     prompt_scores: list[TokenScore | None] = field(default_factory=list)
     cached_tokens: int = 0
     cancelled: bool = False
-    #: an error ended it
     failed: bool = False
+    """an error ended it"""
     arrived: float = field(default_factory=time.monotonic)
-    #: when the first and the last token came; 0 before
     first_token: float = 0.0
+    """when the first and the last token came; 0 before"""
     last_token: float = 0.0
     # the engine's own
     state: SequenceState = field(init=False)
     writer: Writer = field(init=False)
     cache: Cache | None = field(init=False, default=None)
     window_start: int = field(init=False, default=0)
-    #: sequences with the same key are decoded together
     edits_key: str = field(init=False, default="")
-    #: a pass that it shared with others failed, and its prompt is read by itself
+    """sequences with the same key are decoded together"""
     reads_alone: bool = field(init=False, default=False)
+    """a pass that it shared with others failed, and its prompt is read by itself"""
 
     def begin(self, tokenizer: Tokenizer) -> None:
         """Make what follows the sequence's tokens and its text."""

@@ -65,8 +65,8 @@ class ServedModel:
     engine: Engine
     chat_template: ChatTemplate | None = None
     created: int = field(default_factory=lambda: int(time.time()))
-    #: the outbox of the event loop that asked last; a server has one loop
     last_outbox: Outbox | None = field(init=False, default=None)
+    """the outbox of the event loop that asked last; a server has one loop"""
 
     @cached_property
     def answer_ends(self) -> frozenset[int]:

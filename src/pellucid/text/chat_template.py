@@ -68,10 +68,10 @@ class ChatTemplate:
 
     source: str = CHATML
     variables: Mapping[str, str] = field(default_factory=dict, hash=False)
-    #: JSON descriptions of the tools that an answer may call
     tools: Sequence[Mapping[str, Any]] = field(default=(), repr=False, hash=False)
-    #: seconds of computing that one rendering may take
+    """JSON descriptions of the tools that an answer may call"""
     seconds: float = field(default=SECONDS, repr=False, compare=False)
+    """seconds of computing that one rendering may take"""
 
     def __post_init__(self) -> None:
         if not isinstance(self.source, str) or not 0 < len(self.source) <= LONGEST_SOURCE:

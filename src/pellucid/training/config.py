@@ -14,44 +14,46 @@ from pellucid.text.tokenizers.tokenizer import LEARNED, LEAST_VOCABULARY
 class TextOptions(Options):
     """How the text becomes tokens."""
 
-    #: bpe, word, char, byte, or the path of a tokenizer.json
     tokenizer: str = "bpe"
-    #: number of tokens that bpe or word learns; auto: chosen by the amount of text
+    """bpe, word, char, byte, or the path of a tokenizer.json"""
     vocabulary: Open[int] = None
-    #: how bpe divides text before it counts pairs
+    """number of tokens that bpe or word learns; auto: chosen by the amount of text"""
     pattern: Literal["gpt2", "gpt4", "word-end", "none"] = "gpt2"
-    #: share of the training text that bpe or word learns from, evenly spread
+    """how bpe divides text before it counts pairs"""
     sample: float = 1.0
-    #: share of the text, by bytes, that is never trained on; 0 with held_out_files
+    """share of the training text that bpe or word learns from, evenly spread"""
     held_out: float = 0.1
-    #: files and folders that are held out in place of a share of the text
+    """share of the text, by bytes, that is never trained on; 0 with held_out_files"""
     held_out_files: tuple[str, ...] = ()
-    #: how a share is held out: stratified (whole documents and ends of documents that resemble the rest), documents
-    #: (whole documents of any size), tail (the end of every document); files goes with held_out_files
+    """files and folders that are held out in place of a share of the text"""
     split: Literal["stratified", "documents", "tail", "files"] = "stratified"
-    #: yes: tokens attend only to tokens of the same document
+    """how a share is held out: stratified (whole documents and ends of documents that resemble the rest), documents
+    (whole documents of any size), tail (the end of every document); files goes with held_out_files
+    """
     inside_documents: Literal["no", "yes"] = "no"
-    #: the field of JSON lines, or the column of a table, that holds the text; empty: text, or the only one that does
+    """yes: tokens attend only to tokens of the same document"""
     field: str = ""
-    #: how every file is read; auto: by its name
+    """the field of JSON lines, or the column of a table, that holds the text; empty: text, or the only one that does"""
     format: Literal["auto", "plain", "html", "jsonl", "csv", "tsv", "parquet", "arrow"] = "auto"
-    #: the encoding of files that are not UTF-8, such as latin-1; empty: bytes that are not UTF-8 become U+FFFD
+    """how every file is read; auto: by its name"""
     encoding: str = ""
-    #: patterns of file names, separated by commas; files in folders that match none of them are not read
+    """the encoding of files that are not UTF-8, such as latin-1; empty: bytes that are not UTF-8 become U+FFFD"""
     include: str = ""
-    #: patterns of file names, separated by commas; files in folders that match one of them are not read
+    """patterns of file names, separated by commas; files in folders that match none of them are not read"""
     exclude: str = ""
-    #: the characters at which a document ends and another begins, such as <|endoftext|>; empty: nowhere
+    """patterns of file names, separated by commas; files in folders that match one of them are not read"""
     split_at: str = ""
-    #: yes: only the first of several documents with the same text is read
+    """the characters at which a document ends and another begins, such as <|endoftext|>; empty: nowhere"""
     drop_duplicates: Literal["no", "yes"] = "no"
-    #: yes: files that cannot be read are left out, and listed
+    """yes: only the first of several documents with the same text is read"""
     skip_bad: Literal["no", "yes"] = "no"
-    #: how conversations become text: chatml, or the path of a Jinja template; empty: as the model of --from has it,
-    #: chatml where it has no template
+    """yes: files that cannot be read are left out, and listed"""
     chat_template: str = ""
-    #: the licence of the text, noted in the run's data.json
+    """how conversations become text: chatml, or the path of a Jinja template; empty: as the model of --from has it,
+    chatml where it has no template
+    """
     licence: str = ""
+    """the licence of the text, noted in the run's data.json"""
 
     def check(self) -> None:
         """Raise RecipeError for values that no text can be read with."""
@@ -82,12 +84,12 @@ class TextOptions(Options):
 class AdapterOptions(Options):
     """Low-rank adapters, trained in place of the weights of the model that a run starts from (Hu et al. 2021)."""
 
-    #: r, the columns of B and the rows of A; 0: every weight is trained
     rank: int = 0
-    #: a weight becomes W + (alpha / r) B A; auto: 2 r
+    """r, the columns of B and the rows of A; 0: every weight is trained"""
     alpha: Open[float] = None
-    #: the linear maps of the blocks that are adapted, such as query,value,down
+    """a weight becomes W + (alpha / r) B A; auto: 2 r"""
     modules: str = "all"
+    """the linear maps of the blocks that are adapted, such as query,value,down"""
 
     @property
     def scaled_by(self) -> float:
@@ -99,15 +101,16 @@ class AdapterOptions(Options):
 class ParallelOptions(Options):
     """How several processes divide the work; the product of three numbers is how many there are."""
 
-    #: copies of the network, each of which reads its share of the rows
     replicate: Open[int] = None
-    #: processes that read their share of the rows each, and hold a share of every weight (FSDP)
+    """copies of the network, each of which reads its share of the rows"""
     shard: Open[int] = None
-    #: processes that compute a share of the heads, of the MLP and of the vocabulary each, for the same rows
+    """processes that read their share of the rows each, and hold a share of every weight (FSDP)"""
     tensor: Open[int] = None
-    #: the precision in which processes that shard send each other a block's weights; bfloat16 halves what is sent, and
-    #: held-out losses are then computed in bfloat16 too
+    """processes that compute a share of the heads, of the MLP and of the vocabulary each, for the same rows"""
     gather: Literal["float32", "bfloat16"] = "float32"
+    """the precision in which processes that shard send each other a block's weights; bfloat16 halves what is sent, and
+    held-out losses are then computed in bfloat16 too
+    """
 
     @property
     def sizes(self) -> dict[str, Open[int]]:

@@ -69,12 +69,12 @@ TextRecipeT = TypeVar("TextRecipeT", bound=TextRecipe)
 class Record(RunRecord):
     """What happened in a run of a transformer."""
 
-    #: the model that the run started from; a run of adapters does not store its weights
     base: Base | None = None
-    #: how many tokens a row predicts on average, 0 where it predicts n_ctx of them
+    """the model that the run started from; a run of adapters does not store its weights"""
     tokens_per_row: float = 0.0
-    #: the tokens that the base model did not have
+    """how many tokens a row predicts on average, 0 where it predicts n_ctx of them"""
     new_ids: tuple[int, ...] = ()
+    """the tokens that the base model did not have"""
 
     def check(self) -> None:
         """Raise RecipeError for numbers that no run can have."""
