@@ -60,7 +60,7 @@ class Implementation:
     float32_angles: bool = False
 
 
-def compare(network: Transformer, other: Implementation, probe: ProbeInput) -> Parity:
+def compare_implementations(network: Transformer, other: Implementation, probe: ProbeInput) -> Parity:
     """Compare a network of ours with another implementation of the model; if they differ, the first tensor that does
     is named. Raises ParityError if the network's masks are not those of the definition.
     """
@@ -122,7 +122,7 @@ def network_of(model: OpenedModel, name: str, probe: ProbeInput) -> Implementati
     return Implementation(name, lambda: our_logits(model.network(probe.dtype), probe), first)
 
 
-def source_of(model: OpenedModel, probe: ProbeInput) -> Implementation | None:
+def implementation_of_source(model: OpenedModel, probe: ProbeInput) -> Implementation | None:
     """The implementation of a source of Hugging Face; None for other sources and where it is not installed."""
     folder = model.folder
     if folder is None or model.family is None or not transformers_bridge.is_installed(folder.adapter):
@@ -136,17 +136,17 @@ def compare_conversion(model: OpenedModel, folder: Path, request: Request) -> Pa
     """
     assert request.layout is not None
     probe = make_probe(model.architecture, model.tokenizer)
-    source, of_source = source_of(model, probe), None
+    source, of_source = implementation_of_source(model, probe), None
     if source is not None and request.layout != "pellucid":  # that layout's result is compared with it itself
-        of_source = compare(model.network(probe.dtype), source, probe).require()
+        of_source = compare_implementations(model.network(probe.dtype), source, probe).require()
     return replace(RESULTS[request.layout](model, folder, request, probe), of_source=of_source)
 
 
 def compare_pellucid(model: OpenedModel, folder: Path, request: Request, probe: ProbeInput) -> Parity:
     """The network that the files in our layout hold, and the source's implementation, or else the definition."""
     network = read_network(model.architecture, open_folder(folder).ours(), probe.dtype)
-    other = source_of(model, probe) or definition(model.network(torch.float64), probe)
-    return compare(network, other, probe).require()
+    other = implementation_of_source(model, probe) or definition(model.network(torch.float64), probe)
+    return compare_implementations(network, other, probe).require()
 
 
 def compare_huggingface(model: OpenedModel, folder: Path, request: Request, probe: ProbeInput) -> Parity:
@@ -155,12 +155,12 @@ def compare_huggingface(model: OpenedModel, folder: Path, request: Request, prob
     """
     if not transformers_bridge.is_installed():
         network = read_network(model.architecture, open_folder(folder).ours(), probe.dtype)
-        return compare(network, definition(model.network(torch.float64), probe), probe).require()
+        return compare_implementations(network, definition(model.network(torch.float64), probe), probe).require()
     if (family := request.exported_family) is None:
         opened = exported_code(folder, probe)
     else:
         opened = class_of_transformers(folder, family.model_class, probe)
-    return compare(model.network(probe.dtype), opened, probe).require()
+    return compare_implementations(model.network(probe.dtype), opened, probe).require()
 
 
 def compare_gguf(model: OpenedModel, folder: Path, request: Request, probe: ProbeInput) -> Parity:
@@ -170,7 +170,7 @@ def compare_gguf(model: OpenedModel, folder: Path, request: Request, probe: Prob
     _, tensors = read_gguf(folder / request.destination.name)
     written = dict(from_gguf(tensors, model.architecture))
     network = read_network(model.architecture, written.items(), probe.dtype)
-    parity = compare(network, network_of(model, "the model itself", probe), probe)
+    parity = compare_implementations(network, network_of(model, "the model itself", probe), probe)
     if request.weights in (None, "float32"):
         return parity.require()
     check_rounding(written, model.state(), request.weights)
@@ -186,7 +186,7 @@ def compare_adapter(model: OpenedModel, folder: Path, request: Request, probe: P
     opened = open_base(recipe, request.trust)
     if opened is not None and opened.family is not None and transformers_bridge.is_installed(folder):
         by_peft = class_of_transformers(opened.path, opened.their_class, probe, folder)
-        return compare(model.network(probe.dtype), by_peft, probe).require()
+        return compare_implementations(model.network(probe.dtype), by_peft, probe).require()
     family = FAMILIES[request.family] if request.family else family_of_base(recipe, request.trust)
     # the rates have no effect on the logits, and not every family has entries for them
     a, base = without_dropout(model.architecture), base_weights(recipe, request.trust)
@@ -197,7 +197,7 @@ def compare_adapter(model: OpenedModel, folder: Path, request: Request, probe: P
     merged = MergedTensors(theirs, changes, family, a)
     ours = each_to_ours(merged, config_of(a, family), family) if family else merged.items()
     network = read_network(a, ours, probe.dtype)
-    return compare(network, network_of(model, "the run itself", probe), probe).require()
+    return compare_implementations(network, network_of(model, "the run itself", probe), probe).require()
 
 
 #: what each layout's result is compared with
