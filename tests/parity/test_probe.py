@@ -11,7 +11,7 @@ from theirs import as_ours
 
 from drawing import make_network
 from pellucid.architecture import Architecture
-from pellucid.conversion.comparison import class_of_transformers, compare, definition
+from pellucid.conversion.comparison import class_of_transformers, compare_implementations, definition
 from pellucid.hub import FAMILIES
 from pellucid.model import Transformer
 from pellucid.verify import parity
@@ -36,7 +36,7 @@ class Theirs:
     def parity(self) -> parity.Parity:
         probe = make_probe(self.network.architecture, None)
         theirs = class_of_transformers(self.folder, FAMILIES[self.name].model_class, probe)
-        return compare(self.network, theirs, probe)
+        return compare_implementations(self.network, theirs, probe)
 
 
 @pytest.fixture
@@ -165,12 +165,12 @@ def test_beside_the_definition_every_tensor_is_named():
     probe = make_probe(a, None)
 
     expected = definition(make_network(a, dtype=torch.float64), probe)
-    assert compare(make_network(a), expected, probe).holds
+    assert compare_implementations(make_network(a), expected, probe).holds
     for name, first in {"blocks.1.attn.key.weight": "blocks.1.attn.k", "embed.position.weight": "pos_embed"}.items():
         wrong = make_network(a)
         with torch.no_grad():
             wrong.get_parameter(name)[..., :1] += 0.1
-        found = compare(wrong, expected, probe)
+        found = compare_implementations(wrong, expected, probe)
         assert not found.holds
         assert found.first == first
 

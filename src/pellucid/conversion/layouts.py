@@ -74,7 +74,7 @@ def write_gguf_file(model: OpenedModel, folder: Path, request: Request) -> int:
     return write_gguf(path, model.state(), model.architecture, model.tokenizer, weights, **about)
 
 
-def write_adapter(model: OpenedModel, folder: Path, request: Request) -> int:
+def write_adapter_layout(model: OpenedModel, folder: Path, request: Request) -> int:
     """Write a run's adapters alone."""
     if model.run is None:
         raise FolderError("to = adapter: the model is not a run of adapters (pellucid train --from MODEL --lora 8)")
@@ -85,5 +85,5 @@ WRITERS: dict[Layout, Callable[[OpenedModel, Path, Request], int]] = {
     "pellucid": write_pellucid,
     "huggingface": write_huggingface,
     "gguf": write_gguf_file,
-    "adapter": write_adapter,
+    "adapter": write_adapter_layout,
 }
