@@ -187,7 +187,7 @@ def test_what_is_given_stays(monkeypatch, tmp_path):
     assert "5 sequences a step" in lines[0]
     assert not any("dropout" in line for line in lines)
     other, lines = size_to(recipe(20.0, tokenizer="char"), a_split(tmp_path, 10_000), options={"tokenizer": "char"})
-    assert other.text.vocabulary == 0
+    assert other.text.vocabulary is None
     assert other.model.ngrams == ()
     assert other.model.dropout.embed == FITTED.dropout
     assert any(f"dropout {FITTED.dropout}" in line for line in lines)

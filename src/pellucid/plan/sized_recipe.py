@@ -156,8 +156,8 @@ def sizing_lines(sizing: Sizing, final: Recipe) -> list[str]:
     ]
     if memorizes(c, sizing.text) and a.dropout.embed == k.dropout:
         lines.append(
-            f"  dropout {k.dropout}, since the text is read more than {k.epochs_without_dropout:g} times and has fewer "
-            "characters than the network has weights"
+            f"  dropout {k.dropout}, since the text is read more than {k.epochs_without_dropout:g} times and the "
+            f"network has more than {k.memorizing_weights:g} weights for each of its characters"
         )
     if final.train.epochs == k.most_epochs:
         lines.append(

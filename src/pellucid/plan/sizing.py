@@ -74,7 +74,7 @@ class Constants:
     """dropout, of networks that read their text more often than this and have so many weights for each character of it
     """
     epochs_without_dropout: float = 12.0
-    memorizing_weights: float = 1.0
+    memorizing_weights: float = 1.6
     most_epochs: float = 30.0
     """epochs after which further ones gain nothing"""
     prose: float = 22.0
