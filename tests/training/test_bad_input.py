@@ -112,7 +112,7 @@ def test_sizes_that_cannot_fit_are_refused_before_anything_is_allocated(tmp_path
         (["--set", "d_model=18", "--set", "n_heads=4"], "expected a divisor of d_model = 18"),
         (["--preset", "big"], "there is no preset 'big'"),
         (["--tokenizer", "bep"], "bep: there is no such tokenizer; did you mean bpe? expected bpe, word, char, byte"),
-        (["--tokenizer", "byte", "--vocabulary", "400"], "expected 0 where text.tokenizer = byte"),
+        (["--tokenizer", "byte", "--vocabulary", "400"], "expected auto where text.tokenizer = byte"),
         (["--device", "gpu"], "--device gpu: expected auto, cpu, cuda, mps"),
         (["--set", "device=meta"], "train.device = 'meta': say auto, cpu, cuda, mps"),
         (["--device", "cuda:99"], "device 'cuda:99' cannot be used here"),

@@ -154,7 +154,10 @@ def self_attention(a: Architecture, layer: int, w: Weights, x: Array, reading: L
 
 
 def distances(a: Architecture, n: int, n_keys: int, table: Array | None) -> Array:
-    """The bias of the scores of the last n of n_keys positions by their distance   [h, i, j], or 0"""
+    """The bias of the scores of the last n of n_keys positions by their distance   [h, i, j], or 0
+
+    Press et al. 2021; Raffel et al. 2020, section 2.1.
+    """
     return SCORE_BIAS[a.positions.kind](a, n, n_keys, table) if a.biases_scores else 0.0
 
 
