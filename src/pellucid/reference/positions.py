@@ -10,7 +10,7 @@ from pellucid.reference.tape import Array, real
 
 
 def learned_rows(a: Architecture, table: Array | None, positions: np.ndarray) -> Array:
-    """W_P[i]   table [n_ctx, m], positions [...] -> [..., m]"""
+    """W_P[i]   table [n_ctx, m], positions [...] -> [..., m].   Gehring et al. 2017, section 3.1."""
     return real(table)[positions]
 
 
