@@ -3,7 +3,10 @@
 import { useEffect, useState } from "./preact.js";
 
 const STORED = "pellucid-key";
-export const key = { get: () => sessionStorage.getItem(STORED), keep: (value) => sessionStorage.setItem(STORED, value) };
+export const key = {
+  get: () => sessionStorage.getItem(STORED),
+  keep: (value) => sessionStorage.setItem(STORED, value),
+};
 
 export class ServerError extends Error {
   constructor(status, message) {
@@ -15,10 +18,19 @@ export class ServerError extends Error {
 async function request(path, body, signal) {
   const headers = body === null ? {} : { "Content-Type": "application/json" };
   if (key.get() !== null) headers.Authorization = `Bearer ${key.get()}`;
-  const response = await fetch(path, { method: body === null ? "GET" : "POST", headers, signal, body: body === null ? undefined : JSON.stringify(body) });
+  const response = await fetch(path, {
+    method: body === null ? "GET" : "POST",
+    headers,
+    signal,
+    body: body === null ? undefined : JSON.stringify(body),
+  });
   if (response.ok) return response;
   let message = `the server answered with status ${response.status}`;
-  try { message = (await response.json()).error.message; } catch { /* no sentence of ours */ }
+  try {
+    message = (await response.json()).error.message;
+  } catch {
+    /* no sentence of ours */
+  }
   throw new ServerError(response.status, message);
 }
 
@@ -50,12 +62,19 @@ export const getNpy = async (path, signal) => parseNpy(await (await ask(path, nu
 
 /** Several arrays by name: the .npz of numpy, which is a zip file of .npy files that are not compressed. */
 export async function getNpz(path, signal) {
-  const buffer = await (await ask(path, null, signal)).arrayBuffer(), view = new DataView(buffer), arrays = {};
+  const buffer = await (await ask(path, null, signal)).arrayBuffer(),
+    view = new DataView(buffer),
+    arrays = {};
   for (let at = 0; at + 30 < buffer.byteLength && view.getUint32(at, true) === 0x04034b50;) {
-    const nameLength = view.getUint16(at + 26, true), extra = at + 30 + nameLength, start = extra + view.getUint16(at + 28, true);
+    const nameLength = view.getUint16(at + 26, true),
+      extra = at + 30 + nameLength,
+      start = extra + view.getUint16(at + 28, true);
     const name = new TextDecoder().decode(new Uint8Array(buffer, at + 30, nameLength)).replace(/\.npy$/, "");
     // sizes of all ones stand in the extra field, as 64 bits
-    const size = view.getUint32(at + 18, true) === 0xffffffff ? Number(view.getBigUint64(extra + 12, true)) : view.getUint32(at + 18, true);
+    const size =
+      view.getUint32(at + 18, true) === 0xffffffff
+        ? Number(view.getBigUint64(extra + 12, true))
+        : view.getUint32(at + 18, true);
     arrays[name] = parseNpy(buffer.slice(start, start + size));
     at = start + size;
   }
@@ -87,14 +106,32 @@ export async function* postLines(path, body, signal) {
   }
 }
 
-const KINDS = { f4: Float32Array, f8: Float64Array, i8: BigInt64Array, i4: Int32Array, u1: Uint8Array, i1: Int8Array, u2: Uint16Array, i2: Int16Array, b1: Uint8Array };
+const KINDS = {
+  f4: Float32Array,
+  f8: Float64Array,
+  i8: BigInt64Array,
+  i4: Int32Array,
+  u1: Uint8Array,
+  i1: Int8Array,
+  u2: Uint16Array,
+  i2: Int16Array,
+  b1: Uint8Array,
+};
 
 /** The array in a file of numpy's format, version 1 or 2. */
 export function parseNpy(buffer) {
-  const bytes = new Uint8Array(buffer), view = new DataView(buffer);
-  const wide = bytes[6] > 1, length = wide ? view.getUint32(8, true) : view.getUint16(8, true), start = wide ? 12 : 10;
+  const bytes = new Uint8Array(buffer),
+    view = new DataView(buffer);
+  const wide = bytes[6] > 1,
+    length = wide ? view.getUint32(8, true) : view.getUint16(8, true),
+    start = wide ? 12 : 10;
   const header = new TextDecoder("latin1").decode(bytes.subarray(start, start + length));
-  const kind = header.match(/'descr': '[<|]([a-z]\d)'/)[1], shape = header.match(/'shape': \(([^)]*)\)/)[1].split(",").filter((x) => x.trim()).map(Number);
+  const kind = header.match(/'descr': '[<|]([a-z]\d)'/)[1],
+    shape = header
+      .match(/'shape': \(([^)]*)\)/)[1]
+      .split(",")
+      .filter((x) => x.trim())
+      .map(Number);
   return { data: new KINDS[kind](buffer.slice(start + length)), shape };
 }
 
@@ -108,15 +145,25 @@ const NOTHING = { value: null, error: null, loading: false, seconds: 0 };
 export function useLoad(load, deps) {
   const [state, set] = useState(NOTHING);
   useEffect(() => {
-    if (!load) { set(NOTHING); return undefined; }
-    const control = new AbortController(), begun = performance.now(), change = (more) => !control.signal.aborted && set((old) => ({ ...old, ...more }));
+    if (!load) {
+      set(NOTHING);
+      return undefined;
+    }
+    const control = new AbortController(),
+      begun = performance.now(),
+      change = (more) => !control.signal.aborted && set((old) => ({ ...old, ...more }));
     const tick = setInterval(() => change({ seconds: (performance.now() - begun) / 1000 }), 200);
     change({ loading: true, error: null, seconds: 0 });
-    load(control.signal, (value) => change({ value })).then(
-      (value) => change({ value, loading: false, seconds: 0 }),
-      (error) => change({ error, loading: false, seconds: 0 }),
-    ).finally(() => clearInterval(tick));
-    return () => { control.abort(); clearInterval(tick); };
+    load(control.signal, (value) => change({ value }))
+      .then(
+        (value) => change({ value, loading: false, seconds: 0 }),
+        (error) => change({ error, loading: false, seconds: 0 }),
+      )
+      .finally(() => clearInterval(tick));
+    return () => {
+      control.abort();
+      clearInterval(tick);
+    };
   }, deps);
   return state;
 }
@@ -130,11 +177,17 @@ export function useJson(path, query) {
 /** What `fold(value, line)` makes of the lines of an answer, shown after each of them; a GET where `body` is null. */
 export function useLines(path, body, fold, deps) {
   // the lines of an earlier question are not kept: they belong to another trace, or another choice
-  const asked = JSON.stringify(deps), load = useLoad(path ? async (signal, show) => {
-    let value = null;
-    show({ asked, value });
-    for await (const line of postLines(path, body, signal)) show({ asked, value: (value = fold(value, line)) });
-    return { asked, value };
-  } : null, deps);
+  const asked = JSON.stringify(deps),
+    load = useLoad(
+      path
+        ? async (signal, show) => {
+            let value = null;
+            show({ asked, value });
+            for await (const line of postLines(path, body, signal)) show({ asked, value: (value = fold(value, line)) });
+            return { asked, value };
+          }
+        : null,
+      deps,
+    );
   return { ...load, value: load.value?.asked === asked ? load.value.value : null };
 }

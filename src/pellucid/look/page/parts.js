@@ -27,11 +27,14 @@ export function explainTerms() {
     if (!term?.dataset.said) return;
     box.textContent = term.dataset.said;
     box.hidden = false;
-    const at = term.getBoundingClientRect(), under = at.bottom + box.offsetHeight + 6 < innerHeight;
+    const at = term.getBoundingClientRect(),
+      under = at.bottom + box.offsetHeight + 6 < innerHeight;
     box.style.left = `${scrollX + Math.max(8, Math.min(at.left, document.documentElement.clientWidth - box.offsetWidth - 8))}px`;
     box.style.top = `${scrollY + (under ? at.bottom + 4 : at.top - box.offsetHeight - 4)}px`;
   };
-  const close = () => { box.hidden = true; };
+  const close = () => {
+    box.hidden = true;
+  };
   for (const kind of ["pointerover", "focusin"]) document.addEventListener(kind, open);
   for (const kind of ["pointerout", "focusout"]) document.addEventListener(kind, close);
   document.addEventListener("keydown", (event) => event.key === "Escape" && close());
@@ -40,7 +43,9 @@ export function explainTerms() {
 /** A token in its box; white space is made visible. A text that is not there yet is empty. */
 export function Token({ text, special, onClick, selected, title, style }) {
   const ref = useRef();
-  useEffect(() => { ref.current.replaceChildren(...(special ? [text ?? ""] : spelled(text ?? ""))); }, [text, special]);
+  useEffect(() => {
+    ref.current.replaceChildren(...(special ? [text ?? ""] : spelled(text ?? "")));
+  }, [text, special]);
   const classes = `chip${special ? " special" : ""}`;
   return onClick
     ? html`<button ref=${ref} class=${classes} dir="auto" type="button" aria-pressed=${selected ? "true" : "false"} onClick=${onClick} title=${title} style=${style}></button>`
@@ -48,7 +53,12 @@ export function Token({ text, special, onClick, selected, title, style }) {
 }
 
 async function copyText(text) {
-  try { await navigator.clipboard.writeText(text); return true; } catch { return false; }
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return false;
+  }
 }
 
 /** Python that opens the model which is shown: what is copied begins with it. */
@@ -58,7 +68,10 @@ export function CopyButton({ code: own, label = "Copy as Python" }) {
   const code = label.endsWith("Python") ? `${loading.code}\n${own}` : own;
   const [said, say] = useState(label);
   const copy = async () => {
-    if (await copyText(code)) { say("Copied"); setTimeout(() => say(label), 1500); } else say("Not allowed to copy");
+    if (await copyText(code)) {
+      say("Copied");
+      setTimeout(() => say(label), 1500);
+    } else say("Not allowed to copy");
   };
   return html`<button class="act small" type="button" data-code=${code} title=${code} onClick=${copy}>${said}</button>`;
 }
@@ -80,18 +93,26 @@ export const Failed = ({ of }) => (of.error ? html`<p class="error" role="alert"
 /** What stands in a panel while its numbers are loaded, with the seconds, or the server's sentence about what is wrong. */
 export function Waiting({ of, what = "computing" }) {
   if (of.error) return html`<${Failed} of=${of} />`;
-  if (of.loading) return html`<p class="quiet" role="status" data-waiting>${what}${of.seconds >= 0.4 ? ` \u2026 ${of.seconds.toFixed(1)} s` : " \u2026"}</p>`;
+  if (of.loading)
+    return html`<p class="quiet" role="status" data-waiting>${what}${of.seconds >= 0.4 ? ` \u2026 ${of.seconds.toFixed(1)} s` : " \u2026"}</p>`;
   return null;
 }
 
 /** Where an edit acts, in words: one index, several, or a range from and to. */
-export const placesOf = (edit) => ["head", "kv_head", "pos", "key", "neuron"].filter((axis) => edit[axis] !== undefined && edit[axis] !== null)
-  .map((axis) => { const at = edit[axis]; return `${axis} ${typeof at === "object" && !Array.isArray(at) ? `${at.from ?? "first"} to ${at.to ?? "last"}` : [].concat(at).join(", ")}`; }).join("; ");
+export const placesOf = (edit) =>
+  ["head", "kv_head", "pos", "key", "neuron"]
+    .filter((axis) => edit[axis] !== undefined && edit[axis] !== null)
+    .map((axis) => {
+      const at = edit[axis];
+      return `${axis} ${typeof at === "object" && !Array.isArray(at) ? `${at.from ?? "first"} to ${at.to ?? "last"}` : [].concat(at).join(", ")}`;
+    })
+    .join("; ");
 
 /** One of a few words: <${Choice} label="Sort by" value=${view.sort} options=${{ layer: "layer", score: "score" }} onChange=${(sort) => set({ sort })} />. */
 export const Choice = ({ label, value, options, onChange }) =>
   html`<span class="choice" role="group" aria-label=${label}>${Object.entries(options).map(
-    ([name, said]) => html`<button type="button" class="act small" aria-pressed=${value === name ? "true" : "false"} onClick=${() => onChange(name)}>${said}</button>`,
+    ([name, said]) =>
+      html`<button type="button" class="act small" aria-pressed=${value === name ? "true" : "false"} onClick=${() => onChange(name)}>${said}</button>`,
   )}</span>`;
 
 export const Slider = ({ label, value, min, max, step = "any", onInput, said }) =>
@@ -103,10 +124,16 @@ export const Toggle = ({ label, value, onChange }) =>
 /** A number that grows whenever the theme or the window's size changes, so that canvases are painted again. */
 let paints = 0;
 const painters = new Set();
-follow(() => { paints += 1; for (const paint of painters) paint(paints); });
+follow(() => {
+  paints += 1;
+  for (const paint of painters) paint(paints);
+});
 export function useRepaint() {
   const [n, repaint] = useState(paints);
-  useEffect(() => { painters.add(repaint); return () => painters.delete(repaint); }, []);
+  useEffect(() => {
+    painters.add(repaint);
+    return () => painters.delete(repaint);
+  }, []);
   return n;
 }
 

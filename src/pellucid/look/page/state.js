@@ -30,7 +30,10 @@ export function addDefaults(more) {
 
 let view = null;
 const listeners = new Set();
-const tell = (now) => { view = now; for (const listener of listeners) listener(view); };
+const tell = (now) => {
+  view = now;
+  for (const listener of listeners) listener(view);
+};
 
 const written = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
@@ -41,11 +44,16 @@ function readAddress() {
     values[name] = usual;
     if (!asked.has(name)) continue;
     const text = asked.get(name);
-    if (typeof usual === "string") { values[name] = text; continue; }
+    if (typeof usual === "string") {
+      values[name] = text;
+      continue;
+    }
     try {
       const value = JSON.parse(text);
       if (typeof value === typeof usual && Array.isArray(value) === Array.isArray(usual)) values[name] = value;
-    } catch { /* an address that somebody has changed by hand: the default stands */ }
+    } catch {
+      /* an address that somebody has changed by hand: the default stands */
+    }
   }
   return values;
 }
@@ -54,7 +62,8 @@ export function address(values) {
   const asked = new URLSearchParams(location.hash.slice(1));
   // what belongs to pages that are not loaded yet stays as it is
   for (const name of Object.keys(defaults)) asked.delete(name);
-  for (const [name, usual] of Object.entries(defaults)) if (written(values[name]) !== written(usual)) asked.set(name, written(values[name]));
+  for (const [name, usual] of Object.entries(defaults))
+    if (written(values[name]) !== written(usual)) asked.set(name, written(values[name]));
   return `#${asked}`;
 }
 
@@ -63,8 +72,11 @@ export const current = () => (view ??= readAddress());
 
 /** Change some of the state: set({ layer: 3 }). A change of page or prompt can be undone with the browser's Back. */
 export function set(change) {
-  const before = current(), now = { ...before, ...change };
-  const turned = ["page", "a", "b", "source", "source_b"].some((name) => name in change && change[name] !== before[name]);
+  const before = current(),
+    now = { ...before, ...change };
+  const turned = ["page", "a", "b", "source", "source_b"].some(
+    (name) => name in change && change[name] !== before[name],
+  );
   history[turned ? "pushState" : "replaceState"](null, "", address(now));
   tell(now);
 }
@@ -74,6 +86,10 @@ for (const kind of ["popstate", "hashchange"]) addEventListener(kind, () => tell
 /** The state, for a component that is drawn again when it changes. */
 export function useView() {
   const [seen, see] = useState(current());
-  useEffect(() => { listeners.add(see); see(current()); return () => listeners.delete(see); }, []);
+  useEffect(() => {
+    listeners.add(see);
+    see(current());
+    return () => listeners.delete(see);
+  }, []);
   return seen;
 }
