@@ -46,14 +46,14 @@ def settled(page) -> None:
 
 def test_every_term_on_the_pages_is_explained():
     folder = resources.files("pellucid").joinpath("look", "page")
-    explained = set(re.findall(r'^  "?([\w \'-]+?)"?: "', folder.joinpath("terms.js").read_text(), re.MULTILINE))
+    explained = set(re.findall(r'^  "?([\w \'-]+?)"?:(?: "|$)', folder.joinpath("terms.js").read_text(), re.MULTILINE))
     sources = {file.name: file.read_text() for file in folder.iterdir() if file.suffix == ".js"}
     del sources["terms.js"]
     for name, source in sources.items():
         asked = set(re.findall(r'<\$\{Term\} t="([^"]+)"', source))
         assert asked <= explained, name
     # those of the kinds of heads are put together
-    kinds = re.search(r"^const KINDS = \{(.+)\}", sources["training.js"], re.MULTILINE)[1]
+    kinds = re.search(r"^const KINDS = \{([^}]+)\}", sources["training.js"], re.MULTILINE)[1]
     used = {f"{kind} head" for kind in re.findall(r'"(.+?)"', kinds)}
     assert used <= explained
     assert not [term for term in explained - used if f'"{term}"' not in "".join(sources.values())]

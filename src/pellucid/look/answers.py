@@ -1,4 +1,4 @@
-"""Numbers as answers: tensors as .npy bytes, tokens as objects of JSON, and long work as lines of JSON."""
+"""Numbers as answers in JSON: tensors as the bytes of .npy files in base64, tokens as objects."""
 
 import base64
 import io
@@ -7,27 +7,28 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from starlette.responses import Response
+import torch
 from torch import Tensor
 
 from pellucid.text.tokenizers.base import Tokenizer
 
 
-def npy(values: np.ndarray | Tensor) -> Response:
-    """An array as the bytes that `numpy.load` reads; float64 and bfloat16 are sent as float32."""
-    array = values.detach().cpu().float().numpy() if isinstance(values, Tensor) else values
-    if array.dtype == np.float64:
-        array = array.astype(np.float32)
+def with_arrays(arrays: Mapping[str, np.ndarray | Tensor], **answer: Any) -> dict[str, Any]:
+    """An answer with arrays by name, which the page decodes: each as what `numpy.save` writes, in base64.
+
+    Floats are sent as float32, tensors of uint8 as they are.
+    """
+    return answer | {"arrays": {name: base64.b64encode(npy(array)).decode() for name, array in arrays.items()}}
+
+
+def npy(values: np.ndarray | Tensor) -> bytes:
+    """An array as the bytes that `numpy.load` reads; float64, bfloat16 and integers of a tensor become float32."""
+    if isinstance(values, Tensor):
+        values = (values if values.dtype == torch.uint8 else values.detach().float()).cpu().numpy()
+    array = values.astype(np.float32) if values.dtype == np.float64 else values
     file = io.BytesIO()
     np.save(file, np.ascontiguousarray(array), allow_pickle=False)
-    return Response(file.getvalue(), media_type="application/octet-stream")
-
-
-def npz(values: Mapping[str, np.ndarray]) -> Response:
-    """Arrays by name as the bytes that `numpy.load` reads."""
-    file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **values)
-    return Response(file.getvalue(), media_type="application/octet-stream")
+    return file.getvalue()
 
 
 def json_number(value: float) -> float | None:

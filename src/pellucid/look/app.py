@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 
 from pellucid.lens.core.recording import TraceError
 from pellucid.look import (
@@ -19,7 +19,7 @@ from pellucid.look import (
     tokens,
     training,
 )
-from pellucid.look.answers import npy
+from pellucid.look.answers import with_arrays
 from pellucid.look.model_card import model_facts
 from pellucid.look.session import GONE, PromptBody, Session
 from pellucid.look.trace_card import trace_facts
@@ -72,8 +72,10 @@ def make_look_app(
     @app.get("/api/t/{trace_id}/x/{name}")
     async def tensor(
         request: Request, trace_id: str, name: str, head: int | None = None, pos: int | None = None
-    ) -> Response:
-        return npy(await session.compute(request, read_tensor, session, trace_id, name, head, pos))
+    ) -> dict[str, Any]:
+        return await session.compute(
+            request, lambda: with_arrays({"tensor": read_tensor(session, trace_id, name, head, pos)})
+        )
 
     for module in PREDICTOR_PAGES if session.predictor_kind else PAGES:
         module.add_routes(app, session)

@@ -4,7 +4,6 @@ Each function takes a trace and returns what a panel shows, with `code`, the cod
 the trace `trace` (and `other`, the trace of the second prompt), and `not_shown`, what the panel leaves out.
 """
 
-import base64
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
@@ -19,7 +18,7 @@ from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.packing import companded
 from pellucid.lens.weights.circuit_weights import CircuitError
 from pellucid.lens.weights.circuits import Circuits
-from pellucid.look.answers import json_number, npy, numbers
+from pellucid.look.answers import json_number, numbers, with_arrays
 from pellucid.look.session import Session
 from pellucid.tensor_names import AttentionPart, attention_scope
 
@@ -287,12 +286,8 @@ def add_routes(app: FastAPI, session: Session) -> None:
 
         def lines() -> Iterator[dict[str, Any]]:
             for line in attention_overview(t, part):
-                encoded = (
-                    {"tiles": base64.b64encode(line["tiles"].cpu().numpy().tobytes()).decode()}
-                    if "tiles" in line
-                    else {}
-                )
-                yield line | encoded
+                tiles = line.pop("tiles", None)
+                yield line if tiles is None else with_arrays({"tiles": tiles}, **line)
 
         return session.stream(session.kept_lines(("attention", trace_id, part), lines()))
 
@@ -307,13 +302,14 @@ def add_routes(app: FastAPI, session: Session) -> None:
         other: str | None = None,
         first_layer: int | None = None,
         first_head: int = 0,
-    ) -> Response:
-        def compute() -> Tensor:
+    ) -> dict[str, Any]:
+        def compute() -> dict[str, Any]:
             second = None if other is None else session.kept_trace(other)
             first = None if first_layer is None else (first_layer, first_head)
-            return attention_matrix(session.kept_trace(trace_id), part, layer, head, view, second, first)
+            shown = attention_matrix(session.kept_trace(trace_id), part, layer, head, view, second, first)
+            return with_arrays({"matrix": shown})
 
-        return npy(await session.compute(request, compute))
+        return await session.compute(request, compute)
 
     @app.get("/api/t/{trace_id}/attention/{part}/{layer}/{head}")
     async def about_matrix(

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from fastapi import Depends, FastAPI, Request
-from starlette.responses import Response
 from torch import Tensor
 
 from pellucid.lens.weights.circuit_weights import CircuitError
@@ -25,7 +24,7 @@ from pellucid.lens.weights.positional import (
     rotary_angles,
     score_by_distance,
 )
-from pellucid.look.answers import json_number, npy, numbers
+from pellucid.look.answers import json_number, numbers, with_arrays
 from pellucid.look.session import Session
 from pellucid.look.stream import known_token, token_of
 from pellucid.look.tokens import tokens_in_text
@@ -426,13 +425,13 @@ def add_routes(app: FastAPI, session: Session) -> None:
         return await session.compute(request, lambda: plane_of(checkpoint, of)[0])
 
     @app.get("/api/w/embed/{of}/plane")
-    async def plane(request: Request, of: Table, checkpoint: str = "") -> Response:
-        return npy(await session.compute(request, lambda: plane_of(checkpoint, of)[1]["plane"]))
+    async def plane(request: Request, of: Table, checkpoint: str = "") -> dict[str, Any]:
+        return await session.compute(request, lambda: with_arrays({"plane": plane_of(checkpoint, of)[1]["plane"]}))
 
     @app.get("/api/w/positions")
     async def positions(request: Request, asked: Asked, layer: int = 0, distance: int = 1) -> dict[str, Any]:
         return await of(request, asked, lambda circuits: positional_view(circuits, layer, distance))
 
     @app.get("/api/w/positions/rows")
-    async def rows(request: Request, asked: Asked) -> Response:
-        return npy(await of(request, asked, rows_similarity))
+    async def rows(request: Request, asked: Asked) -> dict[str, Any]:
+        return await of(request, asked, lambda circuits: with_arrays({"rows": rows_similarity(circuits)}))

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import torch
 from fastapi import FastAPI, Query, Request
-from starlette.responses import Response
 from torch import Tensor
 
 from pellucid.architecture import Architecture
@@ -13,7 +12,7 @@ from pellucid.generate.sampling import Sampling, draw_tokens, probabilities, uni
 from pellucid.lens.analysis.order import reorder
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import Trace
-from pellucid.look.answers import npz, numbers, spell
+from pellucid.look.answers import numbers, spell, with_arrays
 from pellucid.look.caching import cached_step
 from pellucid.look.definition import place_of, source_text
 from pellucid.look.predictor_trace import PredictorTrace
@@ -35,8 +34,10 @@ def add_routes(app: FastAPI, session: Session) -> None:
         return await session.compute(request, lambda: column(session.model(checkpoint).architecture))
 
     @app.get("/api/t/{trace_id}/read/numbers/{part}")
-    async def part_numbers(request: Request, trace_id: str, part: str, pos: int = -1) -> Response:
-        return npz(await session.compute(request, lambda: numbers_of_part(session.kept_trace(trace_id), part, pos)))
+    async def part_numbers(request: Request, trace_id: str, part: str, pos: int = -1) -> dict[str, Any]:
+        return await session.compute(
+            request, lambda: with_arrays(numbers_of_part(session.kept_trace(trace_id), part, pos))
+        )
 
     @app.get("/api/t/{trace_id}/read/product")
     async def product(

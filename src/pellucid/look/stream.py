@@ -4,10 +4,9 @@ Each function takes a trace and returns what a panel shows, with `code`, the cod
 the trace `trace`, and `not_shown`, what the panel leaves out.
 """
 
-import base64
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -21,7 +20,7 @@ from pellucid.lens.analysis.logit_lens import Lens, follow_tokens, lens_points
 from pellucid.lens.core.input_view import VocabularyView
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.recording import Recording
-from pellucid.look.answers import json_number, npy, numbers
+from pellucid.look.answers import json_number, numbers, with_arrays
 from pellucid.look.session import Session
 from pellucid.tensor_names import names
 
@@ -236,12 +235,6 @@ def known_token(vocabulary: VocabularyView, token: str | int) -> int:
         return shown[0]
 
 
-def with_arrays(panel: Mapping[str, Any]) -> dict[str, Any]:
-    """A panel with its `arrays` as .npy bytes in base64."""
-    encoded = {name: base64.b64encode(bytes(npy(array).body)).decode() for name, array in panel["arrays"].items()}
-    return {**panel, "arrays": encoded}
-
-
 def add_routes(app: FastAPI, session: Session) -> None:
     """The routes of the page Stream."""
 
@@ -254,7 +247,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
 
         def lines() -> Iterator[dict[str, Any]]:
             for step in lens_grid(t, mid=mid, target=token_of(target) if target else None, k=k):
-                yield step if "done" in step else with_arrays(step)
+                yield step if "done" in step else with_arrays(**step)
 
         return session.stream(session.kept_lines(("lens", trace_id, mid, target, k), lines()))
 
@@ -290,4 +283,4 @@ def add_routes(app: FastAPI, session: Session) -> None:
 
     @app.get("/api/t/{trace_id}/stream/norms")
     async def norms(request: Request, trace_id: str) -> dict[str, Any]:
-        return await session.compute(request, lambda: with_arrays(stream_norms(session.kept_trace(trace_id))))
+        return await session.compute(request, lambda: with_arrays(**stream_norms(session.kept_trace(trace_id))))

@@ -1,4 +1,4 @@
-// Requests to the server that sent this page, .npy tensors, lines of JSON, and loading that is cancelled when it is no longer wanted.
+// Requests to the server that sent this page, tensors in its answers, lines of JSON, and loading that is cancelled when it is no longer wanted.
 
 import { useEffect, useState } from "./preact.js";
 
@@ -54,32 +54,13 @@ export function route(path, query = {}) {
   return words.size ? `${path}?${words}` : path;
 }
 
-export const getJson = async (path, signal) => (await ask(path, null, signal)).json();
-export const postJson = async (path, body, signal) => (await ask(path, body, signal)).json();
-
-/** A tensor as {data, shape}; data is a typed array in the order of rows. */
-export const getNpy = async (path, signal) => parseNpy(await (await ask(path, null, signal)).arrayBuffer());
-
-/** Several arrays by name: the .npz of numpy, which is a zip file of .npy files that are not compressed. */
-export async function getNpz(path, signal) {
-  const buffer = await (await ask(path, null, signal)).arrayBuffer(),
-    view = new DataView(buffer),
-    arrays = {};
-  for (let at = 0; at + 30 < buffer.byteLength && view.getUint32(at, true) === 0x04034b50;) {
-    const nameLength = view.getUint16(at + 26, true),
-      extra = at + 30 + nameLength,
-      start = extra + view.getUint16(at + 28, true);
-    const name = new TextDecoder().decode(new Uint8Array(buffer, at + 30, nameLength)).replace(/\.npy$/, "");
-    // sizes of all ones stand in the extra field, as 64 bits
-    const size =
-      view.getUint32(at + 18, true) === 0xffffffff
-        ? Number(view.getBigUint64(extra + 12, true))
-        : view.getUint32(at + 18, true);
-    arrays[name] = parseNpy(buffer.slice(start, start + size));
-    at = start + size;
-  }
-  return arrays;
-}
+/** An answer whose `arrays`, .npy files in base64, are {data, shape}; data is a typed array in the order of rows. */
+const decoded = (answer) =>
+  answer.arrays
+    ? { ...answer, arrays: Object.fromEntries(Object.entries(answer.arrays).map(([name, x]) => [name, parseNpy(x)])) }
+    : answer;
+export const getJson = async (path, signal) => decoded(await (await ask(path, null, signal)).json());
+export const postJson = async (path, body, signal) => decoded(await (await ask(path, body, signal)).json());
 
 /** The trace of a prompt {text, ids, source, bos, checkpoint, edits}, with that text. */
 export async function getTrace(prompt, signal) {
@@ -101,38 +82,27 @@ export async function* postLines(path, body, signal) {
       if (!line) continue;
       const item = JSON.parse(line);
       if (item.error) throw new ServerError(item.status ?? 500, item.error);
-      yield item;
+      yield decoded(item);
     }
   }
 }
 
-const KINDS = {
-  f4: Float32Array,
-  f8: Float64Array,
-  i8: BigInt64Array,
-  i4: Int32Array,
-  u1: Uint8Array,
-  i1: Int8Array,
-  u2: Uint16Array,
-  i2: Int16Array,
-  b1: Uint8Array,
-};
+const KINDS = { f4: Float32Array, i8: BigInt64Array, i4: Int32Array, u1: Uint8Array, b1: Uint8Array };
 
-/** The array in a file of numpy's format, version 1 or 2. */
-export function parseNpy(buffer) {
-  const bytes = new Uint8Array(buffer),
-    view = new DataView(buffer);
-  const wide = bytes[6] > 1,
-    length = wide ? view.getUint32(8, true) : view.getUint16(8, true),
-    start = wide ? 12 : 10;
-  const header = new TextDecoder("latin1").decode(bytes.subarray(start, start + length));
+/** The array in a file of numpy's format, version 1, in base64. */
+function parseNpy(text) {
+  const raw = atob(text),
+    bytes = new Uint8Array(raw.length);
+  for (let k = 0; k < raw.length; k++) bytes[k] = raw.charCodeAt(k);
+  const start = 10 + bytes[8] + 256 * bytes[9],
+    header = raw.slice(10, start);
   const kind = header.match(/'descr': '[<|]([a-z]\d)'/)[1],
     shape = header
       .match(/'shape': \(([^)]*)\)/)[1]
       .split(",")
       .filter((x) => x.trim())
       .map(Number);
-  return { data: new KINDS[kind](buffer.slice(start + length)), shape };
+  return { data: new KINDS[kind](bytes.buffer.slice(start)), shape };
 }
 
 const NOTHING = { value: null, error: null, loading: false, seconds: 0 };

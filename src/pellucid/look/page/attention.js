@@ -2,7 +2,7 @@
 
 import { html, useMemo, useRef } from "./preact.js";
 import { marked } from "./common.js";
-import { getNpy, route, useJson, useLines, useLoad } from "./api.js";
+import { getJson, route, useJson, useLines, useLoad } from "./api.js";
 import { Choice, Num, Panel, Term, Token, Waiting, alike, three, useRepaint, useWidth } from "./parts.js";
 import { Bars, Scale, largest } from "./charts.js";
 import { Canvas, Loaded, Matrix, Quiet, bitmap, fitted, partName } from "./matrix.js";
@@ -73,16 +73,13 @@ function useHeads(path) {
           done: 0,
           tiles: { shape: line.shape, data: new Uint8Array(line.shape.reduce((x, y) => x * y)) },
         };
-      if (!line.tiles)
+      if (!line.arrays)
         return {
           ...all,
           copying_reason: line.copying_reason,
           scores: { ...all.scores, ...(line.copying ? { copying: line.copying } : {}) },
         };
-      all.tiles.data.set(
-        Uint8Array.from(atob(line.tiles), (c) => c.charCodeAt(0)),
-        (line.layer * all.tiles.data.length) / all.layers,
-      );
+      all.tiles.data.set(line.arrays.tiles.data, (line.layer * all.tiles.data.length) / all.layers);
       for (const kind of all.kinds) all.scores[kind][line.layer] = line.scores[kind];
       return { ...all, tiles: { ...all.tiles }, done: line.layer + 1 };
     },
@@ -222,10 +219,10 @@ function OneHead({ view, set, a, b, part, path, heads, layer, head, query }) {
     first = see === "virtual" ? { first_layer: Math.min(l || 0, layer - 1), first_head: Math.min(h || 0, n - 1) } : {};
   const asked = { view: see, ...first },
     address = route(`${path}/${layer}/${head}/matrix`, { ...asked, other: see === "difference" ? b?.id : null });
-  const matrix = useLoad(reason ? null : (signal) => getNpy(address, signal).then((m) => ({ ...m, address })), [
-    address,
-    reason,
-  ]);
+  const matrix = useLoad(
+    reason ? null : (signal) => getJson(address, signal).then((m) => ({ ...m.arrays.matrix, address })),
+    [address, reason],
+  );
   const about = useJson(reason ? null : `${path}/${layer}/${head}`, asked),
     shown = matrix.value?.address === address ? matrix.value : null;
   const signed = see === "scores" || see === "difference",

@@ -2,7 +2,7 @@
 
 import { html, useMemo, useRef } from "./preact.js";
 import { marked } from "./common.js";
-import { getNpy, route, useJson, useLoad } from "./api.js";
+import { getJson, route, useJson, useLoad } from "./api.js";
 import { Choice, Num, Panel, Slider, Term, Toggle, Token, Waiting, three, useRepaint, useWidth } from "./parts.js";
 import { Bars, Lines, Scale, largest } from "./charts.js";
 import { Canvas, Facts, HINT, Loaded, Matrix, Quiet, TokenField, inks } from "./matrix.js";
@@ -294,7 +294,9 @@ function Positions({ view, set, model, part, asked, layer }) {
     distance = Math.min(view.offset, most),
     load = useJson("api/w/positions", { ...asked, layer, distance });
   const rows = useLoad(
-    load.value?.view === "rows" ? (signal) => getNpy(route("api/w/positions/rows", asked), signal) : null,
+    load.value?.view === "rows"
+      ? (signal) => getJson(route("api/w/positions/rows", asked), signal).then(({ arrays }) => arrays.rows)
+      : null,
     [load.value?.view, part, asked.checkpoint],
   );
   const slider = html`<${Slider} label="\u0394, positions back" value=${distance} min=${0} max=${most} step=${1} onInput=${(offset) => set({ offset })} />`;
@@ -370,7 +372,10 @@ function Embeddings({ view, set, model, usual }) {
     info = about.value?.of === table ? about.value : null;
   const plane = useLoad(
     (signal) =>
-      getNpy(route(`api/w/embed/${table}/plane`, { checkpoint }), signal).then((value) => ({ ...value, table })),
+      getJson(route(`api/w/embed/${table}/plane`, { checkpoint }), signal).then(({ arrays }) => ({
+        ...arrays.plane,
+        table,
+      })),
     [table, checkpoint],
   );
   const near = useJson(`api/w/embed/${table}/neighbours`, {

@@ -1,7 +1,7 @@
 // The page Read: the computation as one column of steps, from the text to the next token.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./preact.js";
-import { getJson, getNpz, route, useJson, useLoad } from "./api.js";
+import { getJson, route, useJson, useLoad } from "./api.js";
 import { marked, rampAt, readRamps } from "./common.js";
 import { Bars, largest } from "./charts.js";
 import { Matrix } from "./matrix.js";
@@ -183,7 +183,10 @@ const NOT_SHOWN = {
 function Part({ part, definitions, view, set, model, a, pos, goTo, code }) {
   const open = view.open.includes(part.name);
   const values = useLoad(
-    open ? (signal) => getNpz(route(`api/t/${a.id}/read/numbers/${part.name}`, { pos }), signal) : null,
+    open
+      ? (signal) =>
+          getJson(route(`api/t/${a.id}/read/numbers/${part.name}`, { pos }), signal).then(({ arrays }) => arrays)
+      : null,
     [a.id, pos, part.name, open],
   );
   const toggle = () => set({ open: open ? view.open.filter((name) => name !== part.name) : [...view.open, part.name] });

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { colourOf, marked, printing } from "./common.js";
-import { getJson, parseNpy, route, useJson, useLines, useLoad } from "./api.js";
+import { getJson, route, useJson, useLines, useLoad } from "./api.js";
 import {
   Choice,
   CopyButton,
@@ -33,16 +33,6 @@ const STATS = {
   surprisal: "surprisal",
 };
 
-/** A panel with its arrays, which come as .npy bytes in base64. */
-const withArrays = (panel) => ({
-  ...panel,
-  ...Object.fromEntries(
-    Object.entries(panel.arrays).map(([name, text]) => [
-      name,
-      parseNpy(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer),
-    ]),
-  ),
-});
 const finite = (x) => (Number.isFinite(x) ? x : null);
 
 /** blocks.3.norm_1 and blocks.3.resid_mid as "3 middle". */
@@ -61,7 +51,7 @@ function Page({ view, set, model, a, pos }) {
 function Lens({ view, set, model, a, pos }) {
   const path = route(`api/t/${a.id}/stream/lens`, { mid: view.mid }),
     stat = STATS[view.stat] ? view.stat : "probability";
-  const load = useLines(path, null, (_, line) => (line.arrays ? { ...withArrays(line), path } : line), [path]),
+  const load = useLines(path, null, (_, line) => (line.arrays ? { ...line, ...line.arrays, path } : line), [path]),
     done = load.value?.of ? `, ${load.value.done} of ${load.value.of} points` : "";
   const lens = load.value?.path === path ? load.value : null,
     last = lens ? lens.points.length - 1 : 0,
@@ -280,7 +270,8 @@ function Split({ a, asked, label, view, depth, open }) {
 
 function Norms({ a, pos, set }) {
   const norms = useLoad(
-      (signal) => getJson(`api/t/${a.id}/stream/norms`, signal).then((panel) => ({ ...withArrays(panel), id: a.id })),
+      (signal) =>
+        getJson(`api/t/${a.id}/stream/norms`, signal).then((panel) => ({ ...panel, ...panel.arrays, id: a.id })),
       [a.id],
     ),
     value = norms.value?.id === a.id ? norms.value : null;
