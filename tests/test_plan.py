@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,6 +40,17 @@ SMALL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "n_ctx": 16, "ngram_rows": 
 def recipe(**fields) -> Recipe:
     made = make_recipe(("x",), "small", SMALL | fields)
     return replace(made, model=made.model.with_fields({"n_vocab": fields.get("n_vocab", 100)}))
+
+
+def write_run(folder: Path, made: Recipe) -> None:
+    """The recipe of a run of 12 steps, which has chosen what was open."""
+    steps = {"evaluate_every": 12, "evaluate_tokens": 64, "checkpoint_every": 12, "sample_every": 0, "warmup": 0}
+    chosen = {"weight_decay": 0.1, "device": "cpu", "precision": "float32", "compile": "no", "attention": "fused"}
+    chosen |= steps | {"batch": 4, "accumulate": 1, "sample_prompt": ""}
+    train = {name: value for name, value in chosen.items() if getattr(made.train, name) is None}
+    folder.mkdir()
+    written = with_record(with_train(made, **train), decay=(12, 12)).to_dict()
+    (folder / "recipe.json").write_text(json.dumps(written))
 
 
 def source_target(**fields) -> Recipe:
@@ -254,8 +266,7 @@ def test_a_plan_of_a_preset_an_architecture_and_a_run(tmp_path, monkeypatch):
     assert masked.recipe.train.objective == "masked"
     assert cache_bytes(masked.recipe.model) == 0
     made = recipe_for(tmp_path / "text.txt")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.json").write_text(json.dumps(with_record(made, decay=(12, 12)).to_dict()))
+    write_run(tmp_path / "run", made)
     run = make_plan(tmp_path / "run", **(options | {"batch": None}))
     assert (run.recipe.train.batch, run.tokens) == (2, 12 * 64)
     for sizes in ({"batch": 8}, {"batch": None, "n_ctx": 8}):
@@ -268,8 +279,7 @@ def test_a_run_of_another_machine_is_planned_for_this_one(tmp_path, monkeypatch)
     monkeypatch.setattr(planning, "largest_batch", lambda r, room: 7)
     monkeypatch.setattr(planning, "compiling_lacks", lambda device: "there is no compiler here")
     there = with_train(recipe_for(tmp_path / "text.txt"), device="cuda:99", compile="yes")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.json").write_text(json.dumps(with_record(there, decay=(12, 12)).to_dict()))
+    write_run(tmp_path / "run", there)
     plan = make_plan(tmp_path / "run", measure=False, accelerators=())
     assert plan.device == str(resolve_device("auto"))
     assert plan.recipe.train.compile == "no"

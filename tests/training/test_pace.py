@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny import Heard, assert_same_tensors, recipe_for, resume, rows, sample_text, start, tensors
 
@@ -18,7 +18,7 @@ from pellucid.runs import pipeline
 from pellucid.runs import trainer as trainer_module
 from pellucid.runs.checkpoint import best_step, folder_of, load_checkpoint, steps_of
 from pellucid.runs.options import with_record
-from pellucid.runs.pace import Pace
+from pellucid.runs.pace import MEMORY, Pace
 from pellucid.runs.saver import Saver
 from pellucid.runs.schedule import DECAY_SHARE, decay_of, rate_factor
 from pellucid.runs.trainer import Trainer
@@ -347,8 +347,12 @@ def test_what_is_at_most_read_so_often_does_not_become_more(text, tmp_path, monk
     wrong=st.floats(0.2, 5.0),
     evaluate=st.floats(0.0, 0.02),
 )
+@example(total=10.0, share=0.0039, speeds=[0.375, 0.375, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], wrong=1.0, evaluate=0.0)
 def test_whatever_steps_took_before_the_decay_the_end_comes_in_time(total, share, speeds, wrong, evaluate):
-    """Steps of any speed between a third and three times the usual one, measured wrongly by up to five times."""
+    """Steps of any speed between a third and three times the usual one, measured wrongly by up to five times.
+
+    The end comes in time where the speed stays the same from three times the span of its average before the decay on.
+    """
     now = [0.0]
     before = pace_module.time.monotonic
     pace_module.time.monotonic = lambda: now[0]
@@ -375,7 +379,8 @@ def test_whatever_steps_took_before_the_decay_the_end_comes_in_time(total, share
         assert recipe.record.decay[1] - recipe.record.decay[0] == pytest.approx(
             DECAY_SHARE * recipe.record.decay[1], abs=0.02 * step + 2
         )
-        at = min(int(len(speeds) * 0.8 * began / total), len(speeds) - 1)
+        settled = max(0.0, began - 3 * MEMORY * total)
+        at = min(int(len(speeds) * settled / total), len(speeds) - 1)
         if len({*speeds[at:]}) == 1:
             assert abs(now[0] - total) <= 0.06 * total
     finally:

@@ -80,6 +80,10 @@ class TextOptions(Options):
         refuse_unless(divided, "pattern", f"gpt2 where text.tokenizer = {self.tokenizer}, which does not use one")
 
 
+#: more columns than any linear map has
+MOST_RANK = 1 << 20
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdapterOptions(Options):
     """Low-rank adapters, trained in place of the weights of the model that a run starts from (Hu et al. 2021)."""
@@ -90,6 +94,10 @@ class AdapterOptions(Options):
     """a weight becomes W + (alpha / r) B A; auto: 2 r"""
     modules: str = "all"
     """the linear maps of the blocks that are adapted, such as query,value,down"""
+
+    def check(self) -> None:
+        """Raise RecipeError for a rank that no linear map has."""
+        refuser(self, "adapt")(0 <= self.rank <= MOST_RANK, "rank", "a number of columns, or 0 for no adapters")
 
     @property
     def scaled_by(self) -> float:

@@ -1,9 +1,10 @@
 """The kinds of runs, and the functions that train and open each."""
 
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
-from pellucid.runs.options import RecipeError
+from pellucid.runs.options import RecipeError, TrainOptions
 from pellucid.runs.run_dir import read_json
 
 #: the public functions that train and open a run of each kind
@@ -13,12 +14,14 @@ FUNCTIONS = {
     "neural-probabilistic": ("train_predictor", "load_predictor"),
     "recurrent": ("train_predictor", "load_predictor"),
 }
+#: options that are None until a run chooses them, before its folder is written; attention is that of transformers
+CHOSEN_BY_RUNS = frozenset(name for name, hint in get_type_hints(TrainOptions).items() if NoneType in get_args(hint))
 
 
 def recipe_values(run: Path) -> dict[str, Any]:
     """What recipe.json of a run holds, its kind one of FUNCTIONS.
 
-    Raises RecipeError where the file is missing, is damaged, or names another kind.
+    Raises RecipeError where the file is missing, is damaged, names another kind, or leaves open what a run chooses.
     """
     if not (path := run / "recipe.json").exists():
         what = "has no recipe.json" if run.exists() else "does not exist"
@@ -31,6 +34,14 @@ def recipe_values(run: Path) -> dict[str, Any]:
             f"{path} is not a recipe: expected an object whose options.kind is one of {', '.join(FUNCTIONS)}, found "
             f"{kind!r}; was the file written by another version, or damaged?"
         )
+    if kind != "ngram":  # which is counted, not trained
+        train = options.get("train") if isinstance(options, dict) else None
+        chosen = CHOSEN_BY_RUNS - (set() if kind == "transformer" else {"attention"})
+        if isinstance(train, dict) and (open_ := sorted(name for name in chosen if train.get(name) is None)):
+            raise RecipeError(
+                f"options.train.{open_[0]} of {path} is missing or null, and a run chooses it before the file is "
+                "written: put back what it was; state.json of a checkpoint has the recipe too"
+            )
     return values
 
 

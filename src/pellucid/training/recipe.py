@@ -382,7 +382,6 @@ def _checked(recipe: Recipe) -> Recipe:
 
 def _check_adapters(adapt: AdapterOptions) -> None:
     refuse_unless = refuser(adapt, "adapt")
-    refuse_unless(adapt.rank >= 0, "rank", "a number of columns, or 0 for no adapters")
     refuse_unless(adapt.alpha is None or 0 < adapt.alpha < math.inf, "alpha", "a number above 0, or auto")
     if adapt != AdapterOptions() and not adapt.rank:
         raise RecipeError("adapt.alpha and adapt.modules describe low-rank adapters: give their rank too (--lora 8)")
