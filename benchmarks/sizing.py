@@ -60,6 +60,7 @@ class Cell:
     dropout: float = 0.0
     steps: int = 0
     seed: int = 1337
+    tokenizer: str = "bpe"
 
     @property
     def key(self) -> str:
@@ -79,7 +80,8 @@ class Cell:
     @property
     def fields(self) -> dict[str, Any]:
         made: dict[str, Any] = {
-            "text.vocabulary": self.vocabulary,
+            "text.tokenizer": self.tokenizer,
+            "text.vocabulary": self.vocabulary if self.tokenizer == "bpe" else None,
             "model.d_model": self.d_model,
             "model.n_layers": self.n_layers,
             "model.n_ctx": CONTEXT,

@@ -11,7 +11,7 @@ import torch
 from tests.some_cases import one_in
 from tests.training.tiny import forked, start, write_text
 
-from pellucid import cli, conversion
+from pellucid import cli
 from pellucid.plan import speed
 from pellucid.text.read import documents
 
@@ -42,7 +42,8 @@ def planning(patch, mouth, run):
 
 
 def converting(patch, mouth, run):
-    patch.setattr(conversion, "write_tensors", lambda *given, **named: slowed(lambda: time.sleep(1000), mouth)())
+    write_tensors = "pellucid.conversion.layouts.write_tensors"
+    patch.setattr(write_tensors, lambda *given, **named: slowed(lambda: time.sleep(1000), mouth)())
     return ["convert", str(run), "out", "--to", "pellucid"]
 
 

@@ -19,6 +19,7 @@ from pellucid.presets import PRESETS, gated_width, preset
 from pellucid.runs.length import with_length
 from pellucid.runs.options import RecipeError, TrainOptions, with_record, with_train
 from pellucid.training.config import AdapterOptions, Base, TextOptions
+from pellucid.training.kinds import recipe_values
 from pellucid.training.recipe import (
     MASK_OBJECTIVE,
     PARTS,
@@ -226,6 +227,16 @@ def test_a_runs_recipe_is_a_recipe(text, tmp_path):
     # with another length it is that length alone
     assert with_length(made, {"minutes": 3.0}).train.steps == 0
     assert with_length(made, {"minutes": 3.0}).train.minutes == 3.0
+
+
+@pytest.mark.parametrize("name", ["batch", "attention", "weight_decay"])
+def test_a_runs_recipe_that_leaves_open_what_the_run_chose_is_refused(text, tmp_path, name):
+    path = start(text, tmp_path / "run", steps=1).path / "recipe.json"
+    values = json.loads(path.read_bytes())
+    values["options"]["train"][name] = None
+    path.write_text(json.dumps(values))
+    with pytest.raises(RecipeError, match=rf"options\.train\.{name} of .* is missing or null"):
+        recipe_values(path.parent)
 
 
 @settings(max_examples=30)

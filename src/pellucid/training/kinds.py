@@ -35,14 +35,19 @@ def recipe_values(run: Path) -> dict[str, Any]:
             f"{kind!r}; was the file written by another version, or damaged?"
         )
     if kind != "ngram":  # which is counted, not trained
-        train = options.get("train") if isinstance(options, dict) else None
-        chosen = CHOSEN_BY_RUNS - (set() if kind == "transformer" else {"attention"})
-        if isinstance(train, dict) and (open_ := sorted(name for name in chosen if train.get(name) is None)):
-            raise RecipeError(
-                f"options.train.{open_[0]} of {path} is missing or null, and a run chooses it before the file is "
-                "written: put back what it was; state.json of a checkpoint has the recipe too"
-            )
+        check_chosen(path, options, CHOSEN_BY_RUNS - (set() if kind == "transformer" else {"attention"}))
     return values
+
+
+def check_chosen(path: Path, options: dict[str, Any], chosen: frozenset[str]) -> None:
+    """Raise RecipeError where an option of `chosen`, which a run chooses before it writes its recipe, is left open."""
+    train = options.get("train")
+    left_open = sorted(name for name in chosen if train.get(name) is None) if isinstance(train, dict) else []
+    if left_open:
+        raise RecipeError(
+            f"options.train.{left_open[0]} of {path} is missing or null, and a run chooses it before the file is "
+            "written: put back what it was; state.json of a checkpoint has the recipe too"
+        )
 
 
 def kind_of(run: Path) -> str:
