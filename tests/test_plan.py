@@ -22,7 +22,7 @@ from pellucid.plan import ACCELERATORS, flops, largest_batch, make_plan, plan_li
 from pellucid.plan.accelerators import PlanError
 from pellucid.plan.flops import written
 from pellucid.plan.format import duration, scaled, size
-from pellucid.plan.planning import as_dict, by_choice, cache_bytes, changes_that_help
+from pellucid.plan.planning import cache_bytes, changes_that_help
 from pellucid.plan.speed import extrapolated, training_speed
 from pellucid.presets import preset
 from pellucid.runs.device import resolve_device
@@ -285,22 +285,6 @@ def test_a_run_of_another_machine_is_planned_for_this_one(tmp_path, monkeypatch)
     assert plan.recipe.train.compile == "no"
     with pytest.raises(RecipeError, match="cannot be used here"):
         make_plan(tmp_path / "run", measure=False, accelerators=(), device="cuda:99")
-
-
-def test_memory_is_told_by_precision_context_and_batch():
-    a = recipe(n_layers=1).model
-    made = make_plan(a, batch=4, precision="float32", measure=False, device="cpu", accelerators=())
-    found, n_ctx = by_choice(made.recipe), made.recipe.model.n_ctx
-    assert found["float32", n_ctx, 4] == made.memory.peak
-    longer = replace(made.recipe, model=replace(made.recipe.model, n_ctx=2 * n_ctx))
-    assert found["bfloat16", 2 * n_ctx, 1] == training_memory(with_train(longer, precision="bfloat16", batch=1)).peak
-    assert len(found) == 12
-    said = "\n".join(plan_lines(made))
-    for peak in found.values():
-        assert size(peak) in said
-    assert {tuple(row.values()) for row in as_dict(made)["training_bytes_by_choice"]} == {
-        (*choice, peak) for choice, peak in found.items()
-    }
 
 
 def test_what_does_not_fit_is_said_with_what_would(monkeypatch):

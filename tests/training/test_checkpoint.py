@@ -23,6 +23,7 @@ from pellucid.runs.checkpoint import (
     CheckpointError,
     best_loss,
     best_step,
+    files_of,
     folder_of,
     load_checkpoint,
     mark_best,
@@ -30,14 +31,18 @@ from pellucid.runs.checkpoint import (
     named_checkpoint,
     needed_steps,
     prune,
-    save_checkpoint,
     set_aside,
     steps_of,
     verify_files,
+    write_checkpoint,
 )
 from pellucid.runs.metrics import MetricsFile
 from pellucid.runs.trainer import Trainer
 from pellucid.training.load import load_run
+
+
+def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
+    return write_checkpoint(run, files_of(checkpoint))
 
 
 def make(step: int) -> Checkpoint:

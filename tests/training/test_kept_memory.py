@@ -55,14 +55,16 @@ def test_a_process_above_its_share_of_memory_keeps_nothing_more(thresholds, monk
     kept = KeptMemory()
     with kept():
         thresholds.clear()
-        kept.bound(2, lambda: int(1000 * SHARE / 2))
+        monkeypatch.setattr(module, "resident_bytes", lambda: int(1000 * SHARE / 2))
+        kept.bound(2)
         assert thresholds == []
         assert kept.is_on
-        kept.bound(2, lambda: int(1000 * SHARE / 2) + 1)
+        monkeypatch.setattr(module, "resident_bytes", lambda: int(1000 * SHARE / 2) + 1)
+        kept.bound(2)
         assert thresholds[-1] == {}
         assert not kept.is_on
         thresholds.clear()
-        kept.bound(2, lambda: 1000)  # once is enough
+        kept.bound(2)  # once is enough
         assert thresholds == []
 
 

@@ -254,19 +254,6 @@ def test_measuring_a_step_spoils_no_weight(text, tmp_path, monkeypatch):
     assert_same_tensors(tensors(plain, 20), tensors(measured, 20))
 
 
-def test_minutes_of_a_compiled_run_are_fewer_and_quicker_steps(text):
-    recipe = make_recipe((str(text),), None, FIELDS | {"steps": 0, "minutes": 10.0})
-    left = 600 * 0.93 - device.COMPILE_SECONDS["cpu"]
-    expected = int(left / (0.5 * (1 - device.COMPILE_SAVES["cpu"])))
-    assert length.resolve_steps(recipe, 1000, lambda: 0.5, compiled=True)[0] == expected
-    assert expected > length.resolve_steps(recipe, 1000, lambda: 0.5)[0]
-
-
-def test_a_compiled_run_of_half_a_minute_has_steps(text):
-    recipe = make_recipe((str(text),), None, FIELDS | {"steps": 0, "minutes": 0.5})
-    assert length.resolve_steps(recipe, 1000, lambda: 0.1, compiled=True)[0] > 100
-
-
 def test_three_minutes_are_not_spent_on_compiling(monkeypatch):
     monkeypatch.setattr(device, "can_compile", lambda device: True)
     assert not device.compile_pays(CPU, 0.4, int(180 / 0.4))[0]

@@ -88,8 +88,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 #: entries that say again what others say, or nothing of what is computed
 WITHOUT_EFFECT = ("vocab_size", "tensor_data_layout", "rope.scaling.original_context_length", "rope.scaling.finetuned")
-#: how a tensor of theirs joins ours: row after row, or with the rows of every head in another order
-LAYOUTS = ("rows", "halves")
 TURNED = ("blk.{i}.attn_q", "blk.{i}.attn_k")
 #: our name of a number format -> theirs, and its number for general.file_type
 WEIGHTS = {"float32": ("F32", 0), "float16": ("F16", 1), "q8_0": ("Q8_0", 7)}
@@ -174,7 +172,7 @@ def tensors_of(state: Mapping[str, Tensor], a: Architecture) -> Iterator[tuple[s
 
 
 def in_their_layout(parts: list[Tensor], layout: str, a: Architecture) -> Tensor:
-    """The tensor of theirs that joins ours, in one of the LAYOUTS."""
+    """The tensor of theirs that joins ours: row after row ("rows"), or each head's halves in turns ("halves")."""
     tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
     return interleave_halves(tensor, a.d_head) if layout == "halves" else tensor
 
@@ -193,7 +191,7 @@ def separated(tensor: Tensor, ours: tuple[str, ...], layout: str, a: Architectur
 
 
 def gguf_tensors(a: Architecture) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """(their tensor, our tensors, how it joins them: one of LAYOUTS)."""
+    """(their tensor, our tensors, how it joins them: "rows" or "halves", as `in_their_layout`)."""
     shapes, shape = parameter_shapes(a), gguf_architecture(a)
     for theirs, ours in NAMES[shape].items():
         modules = (ours,) if isinstance(ours, str) else ours

@@ -213,18 +213,6 @@ def _earlier_head(t: Recording, part: AttentionPart, layer: int, first: tuple[in
     return first
 
 
-def attention_row(t: Recording, part: str, layer: int, head: int, query: int) -> dict[str, Any]:
-    """The keys of one query with their scores and shares of attention. Raises InputError."""
-    chosen = check_head(t, part, layer, head)
-    name = pattern_name(chosen, layer)
-    pattern, scores = t[name][0, head, query], t[name.replace(".pattern", ".scores")][0, head, query]
-    return {
-        "pattern": numbers(pattern),
-        "scores": numbers(scores),
-        "code": f'row = trace["{name}"][0, {head}, {query}]',
-    }
-
-
 def attention_reasons(
     t: Recording,
     part: str,

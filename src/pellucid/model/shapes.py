@@ -15,7 +15,6 @@ Stream = Float[Tensor, "batch pos d_model"]
 Embeddings = Float[Tensor, "batch pos d_embed"]  # rows of W_E, d_model wide where d_embed = 0
 Rows = Float[Tensor, "... d_model"]  # vectors of the stream, each of which is computed by itself
 Encoded = Float[Tensor, "batch source_pos d_model"]
-Hidden = Float[Tensor, "batch pos d_ff"]
 ExpertWeights = Float[Tensor, "batch pos expert"]
 Choices = Int[Tensor, " choice"]  # one for each expert that a position uses
 Logits = Float[Tensor, "batch pos n_vocab"]

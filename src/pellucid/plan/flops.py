@@ -27,13 +27,12 @@ class Flops:
         return 3 * self.forward
 
 
-def flops(a: Architecture, n: int | None = None) -> Flops:
-    """FLOPs per token of a row of `n` tokens (default n_ctx). An encoder reads a full context for each row."""
-    n = a.n_ctx if n is None else n
-    own = written(a, n)
+def flops(a: Architecture) -> Flops:
+    """FLOPs per token of a row of n_ctx tokens. An encoder reads a full context for each row."""
+    own = written(a, a.n_ctx)
     if a.encoder is None:
         return own
-    share, encoded = a.encoder.n_ctx / n, written(a.encoder, a.encoder.n_ctx)
+    share, encoded = a.encoder.n_ctx / a.n_ctx, written(a.encoder, a.encoder.n_ctx)
     # an encoder has no readout, and its output is multiplied once for each row
     encoder = encoded.products - 2.0 * readout_flops(a.encoder) + 2.0 * source_weights(a)
     return Flops(own.products + share * encoder, own.attention + share * encoded.attention)

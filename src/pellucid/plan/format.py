@@ -5,7 +5,7 @@ from pellucid.hub.targets import opens_in
 from pellucid.parameter_counts import count_active_parameters
 from pellucid.plan.accelerators import READING_SHARE, TRAINING_SHARE, USABLE
 from pellucid.plan.flops import written
-from pellucid.plan.planning import Elsewhere, Plan, by_choice, cache_bytes
+from pellucid.plan.planning import Elsewhere, Plan, cache_bytes
 from pellucid.plan.processes import LINK_SHARE, PER_MACHINE, ProcessPlan
 from pellucid.text.read.chunks import counted
 
@@ -62,7 +62,6 @@ def _memory(plan: Plan) -> list[str]:
         f"  most of it lives in the {_when(plan)}; on top come the interpreter, its libraries, and what was freed and",
         "  the system's allocator keeps; and, while a checkpoint is written, at least a copy of weights and averages,",
         f"  {size(m.weights + m.optimizer)} of the machine's memory",
-        *_choices(plan),
         f"memory for generation: weights {size(4 * total)} in float32, {size(2 * total)} in bfloat16; cache "
         f"{size(cache_bytes(a))} a sequence in float32",
         f"{plan.device} has {size(plan.device_memory)}: "
@@ -74,18 +73,6 @@ def _memory(plan: Plan) -> list[str]:
         for said, needed in plan.changes:
             fits = "fits" if needed <= USABLE * plan.device_memory else "still too much"
             lines.append(f"  {said}: {size(needed)}, {fits}")
-    return lines
-
-
-def _choices(plan: Plan) -> list[str]:
-    """Memory for training as a table: a row for each precision and context, a column for each batch."""
-    peaks = by_choice(plan.recipe)
-    batches = list(dict.fromkeys(batch for _, _, batch in peaks))
-    heads = [f"batch {batch:,}" for batch in batches]
-    lines = [f"  {'':<20}" + "".join(f"{head:>16}" for head in heads)]
-    for precision, n_ctx in dict.fromkeys((precision, n_ctx) for precision, n_ctx, _ in peaks):
-        cells = (size(peaks[precision, n_ctx, batch]) for batch in batches)
-        lines.append(f"  {precision:<9}{n_ctx:>7,} ctx" + "".join(f"{cell:>16}" for cell in cells))
     return lines
 
 

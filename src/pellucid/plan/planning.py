@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -309,20 +309,6 @@ def _memory(recipe: Recipe) -> Memory:
     return training_memory(recipe)
 
 
-def by_choice(recipe: Recipe) -> dict[tuple[str, int, int], float]:
-    """Bytes of training by precision, context and batch: the recipe's own, larger ones, and a batch of 1."""
-    t, a = recipe.train, recipe.model
-    batches = sorted({1, t.batch, 4 * t.batch})
-    return {
-        (precision, n_ctx, batch): _memory(
-            replace(with_train(recipe, precision=precision, batch=batch), model=replace(a, n_ctx=n_ctx))
-        ).peak
-        for precision in ("float32", "bfloat16")
-        for n_ctx in (a.n_ctx, 2 * a.n_ctx)
-        for batch in batches
-    }
-
-
 def changes_that_help(recipe: Recipe) -> list[tuple[str, float]]:
     """Changes of the recipe that save memory, each with the bytes that training then needs; the cheapest come first."""
     t, a = recipe.train, recipe.model
@@ -367,10 +353,6 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "written_last": cached.forward,
         },
         "training_bytes": vars(plan.memory) | {"peak": plan.memory.peak},
-        "training_bytes_by_choice": [
-            {"precision": precision, "n_ctx": n_ctx, "batch": batch, "peak": peak}
-            for (precision, n_ctx, batch), peak in by_choice(plan.recipe).items()
-        ],
         "cache_bytes": cache_bytes(plan.recipe.model),
         "tokens": plan.tokens,
         "device": plan.device,
@@ -391,16 +373,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             for e in plan.elsewhere
         ],
         "on_processes": [
-            {
-                **vars(p),
-                "layout": vars(p.layout),
-                "accelerator": vars(p.accelerator),
-                "traffic": [vars(sent) for sent in p.traffic],
-                "peak": p.peak,
-                "fits": p.fits,
-                "seconds": p.seconds,
-                "waiting": p.waiting,
-            }
+            asdict(p) | {"peak": p.peak, "fits": p.fits, "seconds": p.seconds, "waiting": p.waiting}
             for p in plan.on_processes
         ],
         "changes": [{"change": said, "training_bytes": n} for said, n in plan.changes],

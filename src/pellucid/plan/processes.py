@@ -20,9 +20,10 @@ from pellucid.plan.accelerators import TRAINING_SHARE, USABLE, Accelerator, Plan
 from pellucid.plan.flops import flops
 from pellucid.runs.optimizer import optimizer_of
 from pellucid.runs.options import with_train
+from pellucid.runs.shards import FLOAT32_BYTES
 from pellucid.training.build import undivided
 from pellucid.training.config import ParallelOptions
-from pellucid.training.memory import AVERAGES, FLOAT, training_memory
+from pellucid.training.memory import AVERAGES, training_memory
 from pellucid.training.recipe import Recipe
 
 #: processes of one machine, which reach each other through `Accelerator.link`; others go through `Accelerator.network`
@@ -213,8 +214,8 @@ def plan_processes(
         rows,
         passes,
         parameters=numbers,
-        weights=FLOAT * numbers,
-        gradients=FLOAT * numbers,
+        weights=FLOAT32_BYTES * numbers,
+        gradients=FLOAT32_BYTES * numbers,
         optimizer=optimizer,
         gathered=gathered,
         activations=working,
@@ -237,7 +238,7 @@ def _gathered_and_working(local: Recipe, layout: Layout, passes: int) -> tuple[i
     layer, others = (sum(shape.numel() for _, shape in unit) for _, unit in units(local))
     gathered = size * (layer + others)  # fully_shard of one process computes with copies
     if layout.shard > 1:
-        gathered = size * (GATHERED * layer + others) + FLOAT * max(layer, others)
+        gathered = size * (GATHERED * layer + others) + FLOAT32_BYTES * max(layer, others)
     # gradients are divided as soon as a layer's are complete, so that those of all layers never exist
     before = memory.gradients if passes > 1 else 0.0
     largest = max(memory.forward - before, memory.backward - memory.gradients)
@@ -246,11 +247,11 @@ def _gathered_and_working(local: Recipe, layout: Layout, passes: int) -> tuple[i
 
 def gathered_bytes(recipe: Recipe) -> int:
     """Bytes of a number that processes gather."""
-    return 2 if recipe.parallel.gather == "bfloat16" else FLOAT
+    return 2 if recipe.parallel.gather == "bfloat16" else FLOAT32_BYTES
 
 
 def _optimizer_bytes(own: list[tuple[int, list[tuple[str, torch.Size]]]]) -> int:
-    return FLOAT * sum(n * AVERAGES[word] * part.numel() for n, unit in own for word, part in unit)
+    return FLOAT32_BYTES * sum(n * AVERAGES[word] * part.numel() for n, unit in own for word, part in unit)
 
 
 def _compute_seconds(recipe: Recipe, layout: Layout, other: Accelerator) -> float:
@@ -266,7 +267,7 @@ def _traffic(local: Recipe, layout: Layout, other: Accelerator, passes: int, per
     Tensor-parallel sums cannot overlap with computing, since the next product needs them; the others do.
     """
     a, t = local.model, local.train
-    size = 2 if t.precision == "bfloat16" else FLOAT
+    size = 2 if t.precision == "bfloat16" else FLOAT32_BYTES
     (n_layers, layer), (_, others) = units(local)
     numbers = n_layers * sum(shape.numel() for _, shape in layer) + sum(shape.numel() for _, shape in others)
 
@@ -286,9 +287,9 @@ def _traffic(local: Recipe, layout: Layout, other: Accelerator, passes: int, per
         yield sent(
             "shard: gathered parameters", n, n * layout.tensor, passes * gathers * gathered_bytes(local) * numbers, True
         )
-        yield sent("shard: scattered gradients", n, n * layout.tensor, passes * FLOAT * numbers, True)
+        yield sent("shard: scattered gradients", n, n * layout.tensor, passes * FLOAT32_BYTES * numbers, True)
     if (n := layout.replicate) > 1:
-        part = FLOAT * numbers / layout.shard
+        part = FLOAT32_BYTES * numbers / layout.shard
         yield sent("replicate: sums of gradients", n, layout.processes, 2.0 * part, True)
 
 

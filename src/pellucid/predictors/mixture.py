@@ -114,7 +114,7 @@ def mixed(a: Tensor, b: Tensor, weight: float) -> Tensor:
     return torch.logaddexp(a + share[0], b + share[1])
 
 
-def fit_weight(a: np.ndarray, b: np.ndarray, *, tolerance: float = 1e-9, most: int = 10_000) -> float:
+def fit_weight(a: np.ndarray, b: np.ndarray) -> float:
     """The weight of the first of two predictors that makes a text most probable, by EM.
 
     a, b are the log-probabilities that each gives to the tokens of a text that neither was trained on.
@@ -124,9 +124,9 @@ def fit_weight(a: np.ndarray, b: np.ndarray, *, tolerance: float = 1e-9, most: i
     if a.shape != b.shape or not a.size:
         raise PredictorError(f"{a.size} and {b.size} log-probabilities: expected the same number, at least 1, of each")
     weight, odds = 0.5, np.exp(np.clip(b - a, -700, 700))
-    for _ in range(most):
+    for _ in range(10_000):
         new = float(np.mean(weight / (weight + (1 - weight) * odds)))
-        if abs(new - weight) < tolerance:
+        if abs(new - weight) < 1e-9:
             return new
         weight = new
     return weight

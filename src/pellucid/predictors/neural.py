@@ -15,8 +15,6 @@ from pellucid.predictors.options import PredictorOptions, check_at_least, plain_
 
 #: inputs of one window when a text is scored
 WINDOW = 1024
-#: at most this many logits are made at a time when a text is scored
-LOGITS = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,11 +122,6 @@ def first_files(weights: Mapping[str, Tensor]) -> CheckpointFiles:
     return CheckpointFiles(0, files.contents | {name: streamed}, streamed.described(name))
 
 
-def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint from one process that has all of it; see `write_checkpoint`."""
-    return write_checkpoint(run, files_of(checkpoint))
-
-
 def write_checkpoint(run: Path, files: CheckpointFiles, processes: Processes = ALONE) -> Path:
     """Write it under its final name in one rename; what was there before is untouched until then.
 

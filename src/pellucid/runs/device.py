@@ -197,12 +197,6 @@ def compile_block(block: nn.Module) -> None:
     block.compile()
 
 
-def not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as it is: what is compiled calls it between two graphs."""
-    keep_compiled()  # PyTorch settles where it keeps things as it imports its compiler
-    return torch.compiler.disable(function)
-
-
 #: the functions by which a graph enters and leaves autocast; they depend on their arguments alone, which are part of
 #: the key by which the graph is found
 AUTOCAST = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")

@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -62,11 +62,11 @@ class KeptMemory:
             if not self.users:
                 self._set(USUAL, gives_back=True)
 
-    def bound(self, n_processes: int = 1, resident: Callable[[], int] | None = None) -> None:
+    def bound(self, n_processes: int) -> None:
         """Give back what is free, and keep nothing more, where the process fills more than SHARE of the memory that
         each of `n_processes` of this machine has.
         """
-        if self.is_on and (resident or resident_bytes)() > SHARE * memory_bytes(torch.device("cpu")) / n_processes:
+        if self.is_on and resident_bytes() > SHARE * memory_bytes(torch.device("cpu")) / n_processes:
             self._set(USUAL, gives_back=True)
 
 

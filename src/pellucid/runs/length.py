@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from pellucid.option_values import is_auto, overlaid
-from pellucid.runs.device import COMPILE_SAVES, COMPILE_SECONDS
+from pellucid.runs.device import COMPILE_SAVES
 from pellucid.runs.options import (
     INTERVALS,
     LENGTHS,
@@ -29,14 +29,12 @@ def resolve_steps(
     recipe: RunRecipe,
     n_train: int,
     seconds_per_step: Callable[[], float] | None,
-    compiled: bool = False,
     left: float | None = None,
 ) -> tuple[int, str]:
     """The number of steps and a sentence that explains it.
 
     n_train           targets of one epoch
     seconds_per_step  measures a step that is not compiled; only a run of minutes calls it
-    compiled          whether the steps will be compiled on the recipe's device; then the compilation takes time too
     left              seconds that remain of a run of minutes, all of them unless given
     """
     t, per_step = recipe.train, recipe.tokens_per_step
@@ -50,13 +48,8 @@ def resolve_steps(
     assert seconds_per_step is not None
     seconds = seconds_per_step()
     left = 0.93 * max(left if left is not None else 60 * t.minutes, 0.0)  # the rest is for saving and evaluating
-    if compiled:
-        kind = recipe.train.device.partition(":")[0]
-        # of a short run half the time is left: what was compiled before is found again, and the deadline holds anyway
-        seconds, left = seconds * (1 - COMPILE_SAVES[kind]), max(left - COMPILE_SECONDS[kind], left / 2)
     steps = max(1, int(left / seconds))
-    how = " once compiled" if compiled else ""
-    return steps, f"length: {t.minutes:g} minutes, {counted(steps, 'step')} at {seconds * 1e3:.0f} ms{how}"
+    return steps, f"length: {t.minutes:g} minutes, {counted(steps, 'step')} at {seconds * 1e3:.0f} ms"
 
 
 def with_length(recipe: RecipeT, length: Mapping[str, Any]) -> RecipeT:

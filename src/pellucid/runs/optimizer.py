@@ -75,11 +75,6 @@ class Optimizer:
             for group, peak in zip(part.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
 
-    def set_precision(self, precision: str) -> None:
-        """Iterate Muon's products in this precision from now on."""
-        if self.muon:
-            self.muon.dtype = MUON_DTYPES.get(precision, torch.float32)
-
     def zero_grad(self) -> None:
         for part in self.parts:
             part.zero_grad()

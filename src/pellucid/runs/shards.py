@@ -19,7 +19,7 @@ from torch import Tensor
 from pellucid.model.weights import StoredWeights, shapes_of
 
 #: bytes of a float32 number
-FLOAT = 4
+FLOAT32_BYTES = 4
 
 
 class ShardError(ValueError):
@@ -131,7 +131,7 @@ class StreamedTensors:
     def __iter__(self) -> Iterator[bytes | memoryview]:
         header, end = {}, 0
         for name, shape in self.shapes.items():
-            start, end = end, end + FLOAT * math.prod(shape)
+            start, end = end, end + FLOAT32_BYTES * math.prod(shape)
             header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)

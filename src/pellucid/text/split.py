@@ -93,10 +93,10 @@ class Split:
         named = np.fromiter(files, dtype=bool)[self.corpus.documents.rows["source"]]
         return int(self.corpus.documents.rows["n_bytes"][~named].sum())
 
-    def held_out_documents(self, most: int = LISTED) -> list[tuple[str, int, int]]:
-        """The first `most` documents with a held-out part: (file, number in the file, first character held out)."""
+    def held_out_documents(self) -> list[tuple[str, int, int]]:
+        """The first LISTED documents with a held-out part: (file, number in the file, first character held out)."""
         rows, sources = self.corpus.documents.rows, self.corpus.sources
-        numbers = np.flatnonzero(np.array(self.cuts) < rows["n_characters"])[:most]
+        numbers = np.flatnonzero(np.array(self.cuts) < rows["n_characters"])[:LISTED]
         named = zip(numbers, rows["source"][numbers].tolist(), rows["index"][numbers].tolist(), strict=True)
         return [(sources[source].path, index, self.cuts[k]) for k, source, index in named]
 

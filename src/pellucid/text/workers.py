@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 #: bytes of text that are worth starting workers for
 MIN_BYTES = 1 << 23
 MOST_WORKERS = 16
-_SIZE = struct.Struct("<Q")
+#: how a message gives the length of what follows it
+LENGTH = struct.Struct("<Q")
 
 Item = TypeVar("Item")
 
@@ -114,16 +115,16 @@ def answer_all(answer: Callable[[bytes], bytes]) -> None:
 
 def write_frame(pipe: Any, content: bytes) -> None:
     """Write the length of the content, then the content."""
-    pipe.write(_SIZE.pack(len(content)))
+    pipe.write(LENGTH.pack(len(content)))
     pipe.write(content)
     pipe.flush()
 
 
 def read_frame(pipe: Any) -> bytes | None:
     """The next message's content, or None at the end."""
-    head = pipe.read(_SIZE.size)
-    if len(head) < _SIZE.size:
+    head = pipe.read(LENGTH.size)
+    if len(head) < LENGTH.size:
         return None
-    (size,) = _SIZE.unpack(head)
+    (size,) = LENGTH.unpack(head)
     content = pipe.read(size)
     return content if len(content) == size else None

@@ -20,8 +20,8 @@ UNSCORED = -100
 SOURCE = CompiledSource(Path(__file__).with_name("cross_entropy.cpp"), Path(__file__).with_name("rows.h"))
 #: the smallest vocabulary whose rows are longer than what it does once for each (docs/experiments/step-speed.md)
 LEAST_VOCABULARY = 256
-#: the types of logits that it reads
-NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+#: the types of numbers that rows.h reads
+CPP_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: Literal["none", "sum"] = "none") -> Tensor:
@@ -50,7 +50,7 @@ def is_likeliest(logits: Tensor, targets: Tensor) -> Tensor:
 def is_compiled_for(logits: Tensor) -> bool:
     """Whether the compiled functions read these logits, and are faster than PyTorch's."""
     is_divided = hasattr(logits, "to_local")  # logits that processes share
-    is_read = logits.device.type == "cpu" and logits.dtype in NAMES and not is_divided
+    is_read = logits.device.type == "cpu" and logits.dtype in CPP_TYPES and not is_divided
     return is_read and logits.size(-1) >= LEAST_VOCABULARY and SOURCE.is_usable()
 
 
@@ -71,7 +71,7 @@ def call(name: str, logits: Tensor, targets: Tensor, *tensors: Tensor) -> None:
             f"targets from {targets.min()} to {targets.max()}: expected 0 to {n_vocab - 1}, or {UNSCORED} for none"
         )
     sizes = (*logits.shape, torch.get_num_threads())
-    SOURCE.call(f"{name}_{NAMES[logits.dtype]}", (logits, targets, *tensors), sizes)
+    SOURCE.call(f"{name}_{CPP_TYPES[logits.dtype]}", (logits, targets, *tensors), sizes)
 
 
 # `torch.library.custom_op` would import PyTorch's compiler at the first call, which takes over a second

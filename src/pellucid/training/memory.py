@@ -23,6 +23,7 @@ from pellucid.runs.device import free_bytes
 from pellucid.runs.optimizer import OptimizerName, optimizer_of
 from pellucid.runs.options import RecipeError
 from pellucid.runs.processes import ALONE, Processes
+from pellucid.runs.shards import FLOAT32_BYTES
 from pellucid.training.build import n_logits
 from pellucid.training.config import AdapterOptions
 from pellucid.training.objectives import CHUNK, MANY_LOGITS
@@ -33,8 +34,8 @@ from pellucid.training.resolve_recipe import n_trained
 SHALLOW, DEEP = 2, 4
 #: how far the formula may be from what a step needs
 ERROR = 0.15
-#: bytes of a float32 number, and how many averages each optimiser has of one
-FLOAT, AVERAGES = 4, {"muon": 1, "adamw": 2}
+#: how many averages each optimiser keeps of a parameter
+AVERAGES = {"muon": 1, "adamw": 2}
 #: times the width of the stream, bytes that the norms and inputs of a layer's two branches keep of a position
 OF_STREAM = {"none": 8, "layer": 16, "rms": 24}
 #: copies that Muon makes of the matrices of one shape, all at once, and of their products with themselves
@@ -65,16 +66,17 @@ def training_memory(recipe: Recipe) -> Memory:
     """
     a, t = recipe.model, recipe.train
     rounds, recomputes, chunked = t.precision == "bfloat16", t.recompute == "yes", n_logits(recipe) >= MANY_LOGITS
-    weights = FLOAT * count_parameters(a)["total"]
+    weights = FLOAT32_BYTES * count_parameters(a)["total"]
     gradients, averages, updating = of_optimizer(recipe)
     stacks = [part for part in (a, a.encoder) if part is not None]
     layers = [t.batch * part.n_ctx * layer_bytes(part, recipe) for part in stacks]
-    streams = [t.batch * part.n_ctx * FLOAT * part.d_model for part in stacks]
+    streams = [t.batch * part.n_ctx * FLOAT32_BYTES * part.d_model for part in stacks]
     kept = sum(part.n_layers * n for part, n in zip(stacks, streams if recomputes else layers, strict=True))
     rounded = weights / 2 if rounds else 0.0  # autocast's copies of the weights
-    readout, logits = FLOAT * a.n_vocab * a.d_model, (2 if rounds else FLOAT) * t.batch * a.n_ctx * a.n_vocab
+    readout = FLOAT32_BYTES * a.n_vocab * a.d_model
+    logits = (2 if rounds else FLOAT32_BYTES) * t.batch * a.n_ctx * a.n_vocab
     # in chunks, the gradient of the readout is known at the end of the forward pass
-    of_loss, working = (readout, 2 * readout + 1.5 * FLOAT * CHUNK) if chunked else (logits, logits)
+    of_loss, working = (readout, 2 * readout + 1.5 * FLOAT32_BYTES * CHUNK) if chunked else (logits, logits)
     if recomputes and rounds and not chunked:
         of_loss += readout / 2
     activations = kept + of_loss + 4 * sum(streams) + (0.0 if recomputes else rounded - chunked * rounds * readout / 2)
@@ -102,7 +104,7 @@ def training_memory(recipe: Recipe) -> Memory:
 
 def layer_bytes(a: Architecture, recipe: Recipe) -> float:
     """Bytes that a layer keeps of a position for the backward pass."""
-    c = 2 if recipe.train.precision == "bfloat16" else FLOAT
+    c = 2 if recipe.train.precision == "bfloat16" else FLOAT32_BYTES
     explicit = writes_pattern(a, recipe)
     crosses = a.encoder is not None
     stream = (OF_STREAM[a.norm.kind] * (1.5 if crosses else 1)) * a.d_model
@@ -124,7 +126,7 @@ def writes_pattern(a: Architecture, recipe: Recipe) -> bool:
 def pattern_bytes(a: Architecture, recipe: Recipe) -> int:
     """Bytes of a position's pattern as far as its layer needs further copies; with dropout it keeps them all."""
     is_copied = writes_pattern(a, recipe) and not a.dropout.pattern
-    return (2 if recipe.train.precision == "bfloat16" else FLOAT) * a.n_heads * a.n_ctx * is_copied
+    return (2 if recipe.train.precision == "bfloat16" else FLOAT32_BYTES) * a.n_heads * a.n_ctx * is_copied
 
 
 def attention_bytes(a: Architecture, n_keys: int, c: int, explicit: bool) -> float:
@@ -147,9 +149,9 @@ def of_optimizer(recipe: Recipe) -> tuple[float, float, float]:
         numbers[word] += n * shape.numel()
         if word == "muon":
             copies = matrix + products * min(shape) / max(shape)
-            updating = max(updating, FLOAT * n * shape.numel() * copies)
+            updating = max(updating, FLOAT32_BYTES * n * shape.numel() * copies)
     averages = sum(AVERAGES[word] * n for word, n in numbers.items())
-    return FLOAT * numbers.total(), FLOAT * averages, updating
+    return FLOAT32_BYTES * numbers.total(), FLOAT32_BYTES * averages, updating
 
 
 @lru_cache(maxsize=64)
@@ -180,7 +182,7 @@ def check_memory(recipe: Recipe, device: torch.device, processes: Processes = AL
     """
     have, a, t = free_bytes(device), recipe.model, recipe.train
     # weights, gradients, one average of each, and the input of every block
-    states = FLOAT * count_parameters(a)["total"] + 2 * FLOAT * n_trained(recipe)
+    states = FLOAT32_BYTES * count_parameters(a)["total"] + 2 * FLOAT32_BYTES * n_trained(recipe)
     entering = (2 if t.precision == "bfloat16" else 4) * t.batch * a.n_ctx * a.d_model * a.n_layers
     sharing = processes.n_here if device.type == "cpu" else 1
     need = sharing * (states / processes.n_parts + entering / processes.n)

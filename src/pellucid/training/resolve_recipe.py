@@ -177,23 +177,20 @@ def n_trained(recipe: Recipe) -> int:
     return sum(p.numel() for p in trained_state(network).values())
 
 
-def training_bytes(a: Architecture, batch: int, precision: str, trained: int | None = None) -> int:
+def training_bytes(a: Architecture, batch: int, precision: str) -> int:
     """A quick estimate of the memory of training: weights, gradients, AdamW's two averages, activations.
 
     `pellucid.training.memory` computes it exactly.
 
     Activations are counted per position as the tensors that the backward pass of a block keeps: about
     10 d_model + 3 d_ff + what q, k, v take, and the logits twice, of one chunk where there are many; an encoder's
-    positions likewise, without logits. `trained` is how many parameters have gradients, all unless given.
+    positions likewise, without logits.
     """
     per_number = 2 if precision == "bfloat16" else 4
     kept = sum(part.n_ctx * kept_per_position(part) for part in (a, a.encoder) if part is not None)
     logits = batch * a.n_ctx * a.n_vocab
     logits = CHUNK if logits >= MANY_LOGITS else logits
-    n_parameters = count_parameters(a)["total"]
-    return (
-        4 * n_parameters + 12 * (n_parameters if trained is None else trained) + batch * per_number * kept + 8 * logits
-    )
+    return 16 * count_parameters(a)["total"] + batch * per_number * kept + 8 * logits
 
 
 def kept_per_position(a: Architecture) -> int:

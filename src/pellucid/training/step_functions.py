@@ -30,11 +30,10 @@ from pellucid.model.shapes import Keys, Pattern, Queries, Rotation
 from pellucid.model.tap import OFF, Tap
 from pellucid.model.transformer import Backbone
 from pellucid.runs.device import COMPILE_SAVES
+from pellucid.training.cross_entropy import CPP_TYPES
 
 #: the file that is compiled
 SOURCE = CompiledSource(Path(__file__).with_name("step_functions.cpp"), Path(__file__).with_name("rows.h"))
-#: the types of numbers that it reads
-NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 #: the most keys of a row of scores (`LONGEST` in the file)
 MOST_KEYS = 4096
 #: the share of a step that PyTorch's compiler saves beside these functions; 2 and 3 % were measured
@@ -51,7 +50,7 @@ def compute(name: str, tensors: tuple[Tensor | None, ...], *sizes: int, numbers:
 
 def computes(*tensors: Tensor) -> bool:
     """Whether these are tensors of a step that the file can read."""
-    plain = (type(x) is Tensor and x.device.type == "cpu" and x.dtype in NAMES for x in tensors)
+    plain = (type(x) is Tensor and x.device.type == "cpu" and x.dtype in CPP_TYPES for x in tensors)
     return torch.is_grad_enabled() and all(plain)
 
 
@@ -89,7 +88,7 @@ class RMSNormFunction(Function):
         x, n = in_rows(x), x.size(-1)
         y = torch.empty_like(x, dtype=dtype)
         inverses = torch.empty(x.numel() // n, dtype=torch.float32, device="cpu")
-        ctx.names = f"{NAMES[x.dtype]}_{NAMES[dtype]}"
+        ctx.names = f"{CPP_TYPES[x.dtype]}_{CPP_TYPES[dtype]}"
         compute(f"norms_{ctx.names}", (x, gain, y, inverses), len(inverses), n, numbers=(eps,))
         ctx.save_for_backward(x, gain, inverses)
         return y
@@ -125,7 +124,7 @@ class RotationFunction(Function):
         y, n = torch.empty_like(x), x.size(-1)
         inner = 1 if x.is_contiguous() else x.size(1)
         sizes = (x.numel() // n, n, inner, x.size(2))
-        compute(f"rotations_{NAMES[x.dtype]}", (x, cos, sin, y), *sizes, numbers=(sign,))
+        compute(f"rotations_{CPP_TYPES[x.dtype]}", (x, cos, sin, y), *sizes, numbers=(sign,))
         return y
 
 
@@ -136,7 +135,7 @@ class CausalPattern(Function):
     def forward(ctx: Any, scores: Tensor) -> Tensor:
         scores, n = scores.contiguous(), scores.size(-1)
         pattern = torch.empty_like(scores)
-        compute(f"patterns_{NAMES[scores.dtype]}", (scores, pattern), scores.numel() // n, n)
+        compute(f"patterns_{CPP_TYPES[scores.dtype]}", (scores, pattern), scores.numel() // n, n)
         ctx.save_for_backward(pattern)
         return pattern
 
@@ -145,7 +144,7 @@ class CausalPattern(Function):
     def backward(ctx: Any, by: Tensor) -> Tensor:
         (pattern,) = ctx.saved_tensors
         result, n = torch.empty_like(pattern), pattern.size(-1)
-        compute(f"pattern_gradients_{NAMES[by.dtype]}", (pattern, by.contiguous(), result), by.numel() // n, n)
+        compute(f"pattern_gradients_{CPP_TYPES[by.dtype]}", (pattern, by.contiguous(), result), by.numel() // n, n)
         return result
 
 
@@ -156,7 +155,7 @@ class SiLUGate(Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.contiguous(), up.contiguous()
         y = torch.empty_like(gate)
-        compute(f"gates_{NAMES[y.dtype]}", (gate, up, y), y.numel())
+        compute(f"gates_{CPP_TYPES[y.dtype]}", (gate, up, y), y.numel())
         ctx.save_for_backward(gate, up)
         return y
 
@@ -165,7 +164,7 @@ class SiLUGate(Function):
     def backward(ctx: Any, by: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         by_gate, by_up = torch.empty_like(gate), torch.empty_like(up)
-        compute(f"gate_gradients_{NAMES[by.dtype]}", (gate, up, by.contiguous(), by_gate, by_up), by.numel())
+        compute(f"gate_gradients_{CPP_TYPES[by.dtype]}", (gate, up, by.contiguous(), by_gate, by_up), by.numel())
         return by_gate, by_up
 
 

@@ -4,7 +4,6 @@ The text and the tokenizer alone decide where a unit ends, so the ids do not dep
 """
 
 import itertools
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,12 +12,11 @@ import numpy as np
 
 from pellucid.text.read.chunks import TextChunk
 from pellucid.text.tokenizers.base import Tokenizer, TokenizerError
-from pellucid.text.workers import WorkerPool
+from pellucid.text.workers import LENGTH, WorkerPool
 
 #: characters per unit; a longer document is cut where its tokenizer allows it. A worker needs some 100 bytes for each
 #: character while it encodes (docs/experiments/encoding.md)
 UNIT = 1 << 17
-_SIZE = struct.Struct("<Q")
 
 
 class Unit(NamedTuple):
@@ -128,14 +126,14 @@ def pack_texts(unit: Unit) -> bytes:
     """A unit as bytes: the number of texts, their lengths, which of them end a document, the texts in UTF-8."""
     raw = [text.encode() for text in unit.texts]
     lengths = np.array([len(text) for text in raw], dtype="<u8")
-    return b"".join([_SIZE.pack(len(raw)), lengths.tobytes(), bytes(unit.ends), *raw])
+    return b"".join([LENGTH.pack(len(raw)), lengths.tobytes(), bytes(unit.ends), *raw])
 
 
 def unpack_texts(content: bytes) -> Unit:
     """The inverse of `pack_texts`."""
-    (n,) = _SIZE.unpack_from(content)
-    start = 9 * n + _SIZE.size
-    bounds = start + np.cumsum([0, *np.frombuffer(content, "<u8", n, _SIZE.size).tolist()])
+    (n,) = LENGTH.unpack_from(content)
+    start = 9 * n + LENGTH.size
+    bounds = start + np.cumsum([0, *np.frombuffer(content, "<u8", n, LENGTH.size).tolist()])
     texts = [content[a:b].decode() for a, b in itertools.pairwise(bounds)]
     return Unit(texts, [bool(end) for end in content[start - n : start]])
 
@@ -143,18 +141,18 @@ def unpack_texts(content: bytes) -> Unit:
 def pack_ids(encoded: Encoded) -> bytes:
     """An answer as bytes: how many documents end, the positions, and the ids."""
     ids = encoded.ids.astype("<u4")
-    return b"".join([_SIZE.pack(len(encoded.ends)), encoded.ends.astype("<i8").tobytes(), ids.tobytes()])
+    return b"".join([LENGTH.pack(len(encoded.ends)), encoded.ends.astype("<i8").tobytes(), ids.tobytes()])
 
 
 def pack_error(error: TokenizerError) -> bytes:
     """The answer of a worker that could not encode its unit."""
-    return _SIZE.pack(2**64 - 1) + str(error).encode()
+    return LENGTH.pack(2**64 - 1) + str(error).encode()
 
 
 def unpack_ids(content: bytes) -> Encoded:
     """The inverse of `pack_ids`. Raises the TokenizerError that `pack_error` packed."""
-    (n,) = _SIZE.unpack_from(content)
+    (n,) = LENGTH.unpack_from(content)
     if n == 2**64 - 1:
-        raise TokenizerError(content[_SIZE.size :].decode())
-    ends = np.frombuffer(content, "<i8", n, _SIZE.size)
-    return Encoded(np.frombuffer(content, "<u4", offset=_SIZE.size + 8 * n), ends)
+        raise TokenizerError(content[LENGTH.size :].decode())
+    ends = np.frombuffer(content, "<i8", n, LENGTH.size)
+    return Encoded(np.frombuffer(content, "<u4", offset=LENGTH.size + 8 * n), ends)
