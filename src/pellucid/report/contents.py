@@ -2,6 +2,7 @@
 
 import math
 import shlex
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +17,13 @@ from pellucid.runs.checkpoint import best_loss, best_step
 from pellucid.runs.metrics import current_lines
 from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import DATA, MACHINE, read_json
-from pellucid.runs.trainer import LAG
 from pellucid.text.read.chunks import counted
 from pellucid.text.read.find import STANDARD_INPUT
 from pellucid.training.kinds import kind_of
 from pellucid.training.load import check_saved, read_recipe
 from pellucid.training.recipe import Recipe
 
-#: the number of steps over which a speed is taken, if they follow each other
+#: the number of steps of which the report draws the median speed
 STEPS_TOGETHER = 8
 #: names of parts of a network
 NAMES = {"embed": "embedding", "mlp": "MLP", "unembed": "unembedding"}
@@ -116,34 +116,10 @@ class Contents:
         return max((v for _, v in self.series("seconds")), default=0.0)
 
     def speeds(self) -> list[tuple[float, float]]:
-        """(step, tokens per second) over stretches of steps without saving, measuring or sampling.
-
-        On a GPU the time of a row is that at which its step was launched. At the beginning of a stretch LAG + 1 steps
-        are launched without waiting, so the first LAG of them do not show its speed.
-        """
-        speeds = []
-        for stretch in self._stretches():
-            rows = stretch[LAG:]
-            for first in range(0, len(rows) - 1, STEPS_TOGETHER):
-                a, b = rows[first], rows[min(first + STEPS_TOGETHER, len(rows) - 1)]
-                if b["seconds"] > a["seconds"]:
-                    speed = (b["tokens"] - a["tokens"]) / (b["seconds"] - a["seconds"])
-                    speeds.append((float(b["step"]), speed))
-        return speeds
-
-    def _stretches(self) -> list[list[dict[str, Any]]]:
-        """Rows of consecutive steps without an interruption."""
-        t, stretches = self.recipe.train, [[]]
-        ends = [every for every in (t.checkpoint_every, t.evaluate_every, t.sample_every) if every > 0]
-        for row in self.rows:
-            if not all(isinstance(row.get(name), int | float) for name in ("loss", "seconds", "tokens")):
-                continue
-            if stretches[-1] and row["step"] != stretches[-1][-1]["step"] + 1:
-                stretches.append([])
-            stretches[-1].append(row)
-            if any(row["step"] % every == 0 for every in ends):
-                stretches.append([])
-        return stretches
+        """(step, tokens per second): of every STEPS_TOGETHER timed steps the last one, and the median speed."""
+        timed = self.series("tokens_per_second")
+        groups = [timed[first : first + STEPS_TOGETHER] for first in range(0, len(timed), STEPS_TOGETHER)]
+        return [(group[-1][0], statistics.median(speed for _, speed in group)) for group in groups]
 
     @property
     def command(self) -> str:

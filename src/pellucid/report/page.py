@@ -263,7 +263,7 @@ def _speed(run: Contents) -> str:
     lines, typical = [f"{overall:,.0f} tokens per second with all saving, measuring and sampling."], 0.0
     if speeds:
         typical = statistics.median(v for _, v in speeds)
-        lines.insert(0, f"{typical:,.0f} tokens per second in steps, by the median of stretches.")
+        lines.insert(0, f"{typical:,.0f} tokens per second in steps, by the median.")
     body = "".join(f"<p>{e(line)}</p>" for line in (*lines, *_share(run, typical or overall)))
     facts = [(k, str(v)) for k, v in run.machine.items() if k in ("device", "processor", "threads", "torch")]
     drawn = chart("Speed", [Line("", speeds)], unit="tokens per second, in steps", zero=True) if len(speeds) > 1 else ""
