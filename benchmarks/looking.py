@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.side_by_side import BenchmarkError, Measured, Worker, header, serve, show, spread
+from pellucid.text_model import of_ids
 
 BATCH, LENGTH = 4, 256
 STATUS = Path("/proc/self/status")
@@ -54,7 +55,7 @@ def pellucid(what: str) -> Look:
     keep = {"pattern": "blocks.5.attn.pattern", "everything": "*"}.get(what, ())
     if what == "nothing":
         return torch.inference_mode()(network)
-    return lambda tokens: trace(network, None, tokens, keep=keep).values
+    return lambda tokens: trace(of_ids(network), tokens, keep=keep).values
 
 
 def transformers(what: str) -> Look:

@@ -21,6 +21,7 @@ from pellucid.lens.trace import trace
 from pellucid.model import Transformer
 from pellucid.model.weights import initialise
 from pellucid.presets import preset
+from pellucid.text_model import of_ids
 
 LENGTH, ROUNDS = 16, 3
 WAYS = ("naive", "exact", "attribution")
@@ -28,13 +29,13 @@ WAYS = ("naive", "exact", "attribution")
 
 def naive(network: Transformer, clean: list[int], corrupt: list[int]) -> torch.Tensor:
     """The metric of a whole run for each place [layer, pos]."""
-    good, metric = trace(network, None, clean), logit_diff(7, 8)
-    prepared, found = PreparedMetric(metric, trace(network, None, corrupt)), torch.zeros(12, LENGTH)
+    good, metric = trace(of_ids(network), clean), logit_diff(7, 8)
+    prepared, found = PreparedMetric(metric, trace(of_ids(network), corrupt)), torch.zeros(12, LENGTH)
     for layer in range(12):
         for place in range(LENGTH):
             name = f"blocks.{layer}.resid_pre"
             edit = edits.resample(name, good[name], pos=place)
-            found[layer, place] = prepared(trace(network, None, corrupt, edits=[edit]).logits)[0]
+            found[layer, place] = prepared(trace(of_ids(network), corrupt, edits=[edit]).logits)[0]
     return found
 
 
@@ -50,8 +51,8 @@ def main() -> None:
     clean, corrupt = torch.randint(0, 50257, (2, LENGTH), generator=generator).tolist()
     ways = {
         "naive": lambda: naive(network, clean, corrupt),
-        "exact": lambda: patch(network, None, clean, corrupt, logit_diff(7, 8)).values,
-        "attribution": lambda: patch(network, None, clean, corrupt, logit_diff(7, 8), mode="attribution").values,
+        "exact": lambda: patch(of_ids(network), clean, corrupt, logit_diff(7, 8)).values,
+        "attribution": lambda: patch(of_ids(network), clean, corrupt, logit_diff(7, 8), mode="attribution").values,
     }
     chosen = [name for name in WAYS if name == "naive" or name in options.ways]
     seconds: dict[str, list[float]] = {name: [] for name in chosen}

@@ -38,6 +38,7 @@ from pellucid.model.weights import initialise  # noqa: E402
 from pellucid.predictors.ngram import NGram  # noqa: E402
 from pellucid.text.read.documents import bundled  # noqa: E402
 from pellucid.text.tokenizers.words import WordTokenizer  # noqa: E402
+from pellucid.text_model import of_ids  # noqa: E402
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -72,7 +73,7 @@ def questions(*pairs: tuple[str, str]) -> Panel:
 def induction() -> Figure:
     """The two heads that continue a repetition."""
     network = induction_circuit.train()
-    heads = detect_heads(network, rows=32, period=induction_circuit.PERIOD)
+    heads = detect_heads(of_ids(network), rows=32, period=induction_circuit.PERIOD)
     (l1, h1), (l2, h2) = heads.best("previous"), heads.best("induction")
     assert (l1, l2) == (0, 1)
     model = LanguageModel(network, WordTokenizer(LETTERS[: network.architecture.n_vocab]), {})

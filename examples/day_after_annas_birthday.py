@@ -27,6 +27,7 @@ from pellucid.lens.show.pages import inspect_page
 from pellucid.model import Transformer
 from pellucid.model.tap import Recorder
 from pellucid.text.tokenizers.words import WordTokenizer
+from pellucid.text_model import Model
 
 PEOPLE = ("Anna", "Bikram")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -74,7 +75,7 @@ def hand_built() -> Transformer:
 
 def page(network: Transformer, question: Sequence[int] = QUESTION) -> Figure:
     """The inspect page: what the head reads, and what speaks for the answer."""
-    return inspect_page(trace(network, WordTokenizer(VOCABULARY), question), name="weights written by hand")
+    return inspect_page(trace(Model(network, WordTokenizer(VOCABULARY)), question), name="weights written by hand")
 
 
 def main() -> dict[str, float]:

@@ -22,6 +22,7 @@ from pellucid.lens.analysis.metrics import log_probability, logit_diff
 from pellucid.lens.analysis.patching import Patching, patch
 from pellucid.model import Transformer
 from pellucid.model.weights import initialise
+from pellucid.text_model import of_ids
 from sparse import head_sizes
 
 N_FACTS, N_FILLERS, LENGTH = 40, 12, 10
@@ -82,8 +83,8 @@ def trace_fact(network: Transformer, subject: int, other: int, position: int) ->
     corrupt = clean.clone()
     clean[0, position], corrupt[0, position] = subject, other
     metric = logit_diff(int(objects()[subject]), int(objects()[other]))
-    stream = patch(network, None, clean, corrupt, metric, site="resid_pre", mode="both")
-    heads = patch(network, None, clean, corrupt, metric, site="attn.z", positions=[LENGTH - 1])
+    stream = patch(of_ids(network), clean, corrupt, metric, site="resid_pre", mode="both")
+    heads = patch(of_ids(network), clean, corrupt, metric, site="attn.z", positions=[LENGTH - 1])
     return stream, heads
 
 
@@ -134,7 +135,7 @@ def lost_without(network: Transformer, tokens: Tensor, wanted: Tensor) -> Tensor
     total = torch.zeros(LAYERS, network.architecture.n_heads)
     for answer in wanted.unique().tolist():
         rows = tokens[wanted == answer]
-        ablation = ablate(network, None, rows, log_probability(answer), site="attn.z", kind="mean", reference=tokens)
+        ablation = ablate(of_ids(network), rows, log_probability(answer), site="attn.z", kind="mean", reference=tokens)
         total -= ablation.effect * len(rows) / len(tokens)
     return total
 

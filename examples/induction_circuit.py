@@ -29,6 +29,7 @@ from pellucid.lens.weights.circuits import Circuits
 from pellucid.lens.weights.composition import Composition
 from pellucid.model import Transformer
 from pellucid.model.weights import initialise
+from pellucid.text_model import of_ids
 from sparse import head_sizes
 
 N_HEADS, D_HEAD, PERIOD = 4, 16, 12
@@ -75,9 +76,9 @@ def accuracy(network: Transformer, without: tuple[int, int] | None = None) -> fl
     if without is not None:
         layer, head = without
         name = f"blocks.{layer}.attn.z"
-        measured = trace(network, None, tokens)[name].mean((0, 2), keepdim=True)
+        measured = trace(of_ids(network), tokens)[name].mean((0, 2), keepdim=True)
         change = [edits.mean(name, measured, head=head)]
-    logits = trace(network, None, tokens, edits=change).logits
+    logits = trace(of_ids(network), tokens, edits=change).logits
     return float((logits[:, PERIOD:-1].argmax(-1) == tokens[:, PERIOD + 1 :]).float().mean())
 
 
@@ -104,12 +105,12 @@ def draw(heads: Heads, lost: dict[tuple[int, int], float], composition: Composit
 def main() -> dict[str, float]:
     """Train, look in three ways, and see that they agree."""
     network = train()
-    heads = detect_heads(network, rows=32, period=PERIOD)
+    heads = detect_heads(of_ids(network), rows=32, period=PERIOD)
     previous, induction = heads.best("previous"), heads.best("induction")
     everyone = [(layer, head) for layer in range(2) for head in range(N_HEADS)]
     lost = {which: accuracy(network, which) for which in everyone}
     report(heads, lost)
-    circuits = Circuits(network, fold_norms=True)
+    circuits = Circuits(of_ids(network), fold_norms=True)
     composition = circuits.compose("K")
     (writer, reader, score), (_, _, second) = composition.top(2)
     draw(heads, lost, composition)

@@ -4,15 +4,12 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
 import torch
-from torch import Tensor
 
-from pellucid.architecture import Architecture
 from pellucid.destination import check_destination
 from pellucid.edits import Edit
 from pellucid.generate.fill import Filling, fill
@@ -23,23 +20,20 @@ from pellucid.generate.text import Generated, GenerateOptions, TextPiece, check_
 from pellucid.hub.folder import LoadWarning
 from pellucid.hub.open import find_folder, open_folder, read_network
 from pellucid.hub.write import write_notes
-from pellucid.lens.analysis.ablation import Ablation, ablate
-from pellucid.lens.analysis.heads import KINDS, Heads, HeadScore, detect_heads
-from pellucid.lens.analysis.metrics import Metric
-from pellucid.lens.analysis.patching import Patching, patch
-from pellucid.lens.analysis.path_patching import End, PathEffect, path_patch
-from pellucid.lens.analysis.steering import Probe, activations, direction, fit_probe, mean_activation
-from pellucid.lens.core.inputs import InputOptions, Texts
+from pellucid.lens.analysis.ablation import ablate
+from pellucid.lens.analysis.heads import detect_heads
+from pellucid.lens.analysis.patching import patch
+from pellucid.lens.analysis.path_patching import path_patch
+from pellucid.lens.analysis.steering import direction, mean_activation, probe
 from pellucid.lens.generation_trace import GenerationTrace, generate_traced
-from pellucid.lens.trace import Trace, trace
+from pellucid.lens.trace import trace
 from pellucid.lens.weights.circuits import Circuits
 from pellucid.lens.weights.embeddings import Embeddings
-from pellucid.lens.weights.folding import WeightsView, weights_view
+from pellucid.lens.weights.folding import weights_view
 from pellucid.lens.weights.head_weights import Head
 from pellucid.lens.weights.weight_edits import with_edits
 from pellucid.look.inspector import Inspector
 from pellucid.look.known_answer import KNOWN_ANSWER, known_network, known_tokenizer
-from pellucid.model import Transformer
 from pellucid.model.weights import check_finite, save_weights
 from pellucid.model_names import check_checkpoint, check_revision
 from pellucid.predictors.on_text import Progress, ScoreTextOptions, count_on_run, score_given
@@ -49,11 +43,12 @@ from pellucid.runs.checkpoint import facts_on_step, steps_of
 from pellucid.runs.device import resolve_device
 from pellucid.starting_model import base_weights
 from pellucid.tensor_names import AttentionPart
-from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
+from pellucid.text.chat_template import read_chat_template, write_chat_template
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.tokenizers.base import write_model_ids
 from pellucid.text.tokenizers.tokenizer import Tokenizer
+from pellucid.text_model import Model
 from pellucid.training.load import as_trained, load_run, read_recipe
 from pellucid.trust import Trust, check_trust
 from pellucid.verify.report import Report
@@ -72,8 +67,7 @@ class ScoreOptions(ScoreTextOptions, total=False):
     batch: int
 
 
-@dataclass
-class LanguageModel:
+class LanguageModel(Model):
     """A transformer with its tokenizer: generate text, score text, look inside, save.
 
     `pellucid.load` opens one. The network is a torch module and is used as it is: no conversion, no rewritten weights.
@@ -82,15 +76,6 @@ class LanguageModel:
     otherwise when its files were read, which `save` keeps. `chat_template` turns a conversation into what the model
     reads, for a model that was trained on conversations.
     """
-
-    network: Transformer
-    tokenizer: Tokenizer
-    provenance: dict[str, Any]
-    chat_template: ChatTemplate | None = None
-
-    @property
-    def architecture(self) -> Architecture:
-        return self.network.architecture
 
     def generate(
         self, prompt: str = "", *, edits: Sequence[Edit] = (), **options: Unpack[GenerateOptions]
@@ -133,20 +118,7 @@ class LanguageModel:
         """
         return stream_reply(self.network, self.tokenizer, self.chat_template, messages, **options)
 
-    def generate_traced(
-        self,
-        prompt: str = "",
-        *,
-        keep: str | Sequence[str],
-        edits: Sequence[Edit] = (),
-        n: int = 1,
-        **options: Unpack[GenerateOptions],
-    ) -> tuple[Generated, dict[str, Tensor]]:
-        """Generate one text, and return it with the tensors named in `keep` as they were at each step [1, ...].
-
-        Raises InputError for beams and for n above 1, which generate several texts.
-        """
-        return generate_traced(self.network, self.tokenizer, prompt, keep, edits, n=n, **options)
+    generate_traced = generate_traced
 
     def _taps(self, edits: Sequence[Edit]) -> TapFactory:
         return GenerationTrace(self.network, edits) if edits else NO_TAPS
@@ -154,7 +126,7 @@ class LanguageModel:
     def with_edits(self, edits: Sequence[Edit]) -> "LanguageModel":
         """A model whose weights do what the edits do (`pellucid.lens.weights.weight_edits`), a copy."""
         changed = with_edits(self.network, edits)
-        provenance = self.provenance | {"edits": [e.to_dict() for e in edits]}
+        provenance = {**self.provenance, "edits": [e.to_dict() for e in edits]}
         return LanguageModel(changed, self.tokenizer, provenance, self.chat_template)
 
     @overload
@@ -215,142 +187,14 @@ class LanguageModel:
 
     # Looking inside -------------------------------------------------------------------------
 
-    def trace(
-        self,
-        texts: Texts,
-        *,
-        keep: str | Sequence[str] = (),
-        edits: Sequence[Edit] = (),
-        grad: bool = False,
-        **options: Unpack[InputOptions],
-    ) -> Trace:
-        """One forward pass over texts or ids, with a name for every tensor (`pellucid.lens.trace.trace`)."""
-        return trace(self.network, self.tokenizer, texts, keep=keep, edits=edits, grad=grad, **options)
-
-    def patch(
-        self,
-        clean: Texts,
-        corrupt: Texts,
-        metric: Metric,
-        *,
-        site: str = "resid_pre",
-        mode: Literal["exact", "attribution", "both"] = "exact",
-        layers: Sequence[int] | None = None,
-        positions: Sequence[int] | Literal["each", "all"] = "each",
-        corrupt_source: Texts | None = None,
-        **options: Unpack[InputOptions],
-    ) -> Patching:
-        """Activation patching, exact or by attribution, by position (`pellucid.lens.analysis.patching.patch`)."""
-        return patch(
-            self.network,
-            self.tokenizer,
-            clean,
-            corrupt,
-            metric,
-            site=site,
-            mode=mode,
-            layers=layers,
-            positions=positions,
-            corrupt_source=corrupt_source,
-            **options,
-        )
-
-    def path_patch(
-        self,
-        clean: Texts,
-        corrupt: Texts,
-        metric: Metric,
-        *,
-        sender: End,
-        receivers: Sequence[End],
-        mlps: Literal["free", "frozen"] = "free",
-        corrupt_source: Texts | None = None,
-        **options: Unpack[InputOptions],
-    ) -> PathEffect:
-        """The effect of one part on others along direct paths (`pellucid.lens.analysis.path_patching.path_patch`)."""
-        return path_patch(
-            self.network,
-            self.tokenizer,
-            clean,
-            corrupt,
-            metric,
-            sender=sender,
-            receivers=receivers,
-            mlps=mlps,
-            corrupt_source=corrupt_source,
-            **options,
-        )
-
-    def ablate(
-        self,
-        texts: Texts,
-        metric: Metric,
-        *,
-        site: str = "attn.z",
-        kind: Literal["zero", "mean", "resample"] = "mean",
-        layers: Sequence[int] | None = None,
-        reference: Texts | None = None,
-        **options: Unpack[InputOptions],
-    ) -> Ablation:
-        """The metric without each head, attention or MLP (`pellucid.lens.analysis.ablation.ablate`)."""
-        return ablate(
-            self.network,
-            self.tokenizer,
-            texts,
-            metric,
-            site=site,
-            kind=kind,
-            layers=layers,
-            reference=reference,
-            **options,
-        )
-
-    def heads(
-        self,
-        text: Texts | None = None,
-        *,
-        rows: int | None = None,
-        period: int | None = None,
-        seed: int | None = None,
-        kinds: HeadScore | Sequence[HeadScore] = KINDS,
-        **options: Unpack[InputOptions],
-    ) -> Heads:
-        """Every head's scores on repeated random tokens, or on a text (`pellucid.lens.analysis.heads.detect_heads`)."""
-        return detect_heads(
-            self.network, self.tokenizer, text, rows=rows, period=period, seed=seed, kinds=kinds, **options
-        )
-
-    def direction(
-        self,
-        towards: Texts,
-        away: Texts,
-        at: str,
-        pos: int | Literal["mean"] = -1,
-        at_once: int = 32,
-        **options: Unpack[InputOptions],
-    ) -> Tensor:
-        """A difference of means [m] to steer by, with `edits.add` (`pellucid.lens.analysis.steering.direction`)."""
-        return direction(self.network, self.tokenizer, towards, away, at, pos, at_once, **options)
-
-    def mean_activation(self, texts: Texts, at: str, at_once: int = 32, **options: Unpack[InputOptions]) -> Tensor:
-        """The mean of a tensor over texts, for `edits.mean(at, over=...)` (`pellucid.lens.analysis.steering`)."""
-        return mean_activation(self.network, self.tokenizer, texts, at, at_once, **options)
-
-    def probe(
-        self,
-        texts: Texts,
-        targets: Sequence[Any] | Tensor,
-        at: str,
-        *,
-        pos: int | Literal["mean"] = -1,
-        held_out: float = 0.3,
-        shuffles: int = 5,
-        seed: int = 0,
-        **options: Unpack[InputOptions],
-    ) -> Probe:
-        """A ridge regression from a tensor to targets, one for each text (`pellucid.lens.analysis.steering`)."""
-        x = activations(self.network, self.tokenizer, texts, at, pos, **options)
-        return fit_probe(x, targets, held_out=held_out, shuffles=shuffles, seed=seed)
+    trace = trace
+    patch = patch
+    path_patch = path_patch
+    ablate = ablate
+    heads = detect_heads
+    direction = direction
+    mean_activation = mean_activation
+    probe = probe
 
     def look(self, text: str = "", *, port: int = 0) -> Inspector:
         """Start the web inspector beside this program; a notebook shows it, and `.url` opens in a browser.
@@ -378,7 +222,7 @@ class LanguageModel:
 
     def circuits(self, *, part: AttentionPart = "attn", fold_norms: bool = False, centre: bool = False) -> Circuits:
         """Heads and neurons as matrices, from the weights alone (`pellucid.lens.weights.circuits.Circuits`)."""
-        return Circuits(self.network, self.tokenizer, part=part, fold_norms=fold_norms, centre=centre)
+        return Circuits(self, part=part, fold_norms=fold_norms, centre=centre)
 
     def head(self, layer: int, head: int) -> Head:
         """One attention head as matrices, on raw weights (`pellucid.lens.weights.head_weights.Head`)."""
@@ -386,11 +230,9 @@ class LanguageModel:
 
     def embeddings(self, of: Literal["embed", "unembed", "positions"] = "embed") -> Embeddings:
         """A table of embeddings as a cloud of points (`pellucid.lens.weights.embeddings.Embeddings`)."""
-        return Embeddings(self.network, self.tokenizer, of)
+        return Embeddings(self, of)
 
-    def weights(self, *, fold_norms: bool = False, centre: bool = False) -> WeightsView:
-        """Read-only weights by name, with norms folded in or means removed (`pellucid.lens.weights.folding`)."""
-        return weights_view(self.network, fold_norms=fold_norms, centre=centre)
+    weights = weights_view
 
     def verify(self, prompts: list[str] | None = None, *, progress: Callable[[str], None] | None = None) -> Report:
         """The laws and the reference, run on this model (`pellucid.verify.verify`)."""

@@ -28,6 +28,7 @@ from pellucid.reference.tap import TensorRecorder
 from pellucid.reference.tape import real
 from pellucid.reference.transformer import forward
 from pellucid.tensor_names import names
+from pellucid.text_model import of_ids
 from pellucid.verify import verify
 from running import draw_tokens
 
@@ -133,7 +134,9 @@ def test_a_new_positional_scheme_is_the_definition_s(toy_scheme):
     for name, p in network.named_parameters(remove_duplicate=True):
         if name in gradient:
             np.testing.assert_allclose(p.grad.numpy(), gradient[name], atol=1e-10, err_msg=name)
-    view = distance_bias(Circuits(network), 0, 5) if a.biases_scores else position_rows(Circuits(network))
+    view = (
+        distance_bias(Circuits(of_ids(network)), 0, 5) if a.biases_scores else position_rows(Circuits(of_ids(network)))
+    )
     assert view.abs().max() > 0
 
 

@@ -19,6 +19,7 @@ from pellucid.serve.served import ServedModel
 from pellucid.text.chat_template import ChatTemplate
 from pellucid.text.tokenizers.post_processor import ids_around
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer, TokenizerError, load_tokenizer
+from pellucid.text_model import Model
 
 TEXTS = ["to be", "to be or not to be", "be,  zephyr\n", "be"]
 
@@ -109,11 +110,11 @@ def test_a_decoder_continues_scores_and_traces_the_ids_of_transformers(begun):
             logits = network(torch.tensor([ids]))[0].log_softmax(-1)
         expected = [logits[t - 1, ids[t]].item() for t in range(1, len(ids))]
         assert scored.log_probs.tolist() == pytest.approx(expected, abs=1e-12)
-        assert trace(network, ours, text).ids[0].tolist() == ids
-        assert trace(network, ours, written).ids[0].tolist() == [*ids, *written.ids]
+        assert trace(Model(network, ours), text).ids[0].tolist() == ids
+        assert trace(Model(network, ours), written).ids[0].tolist() == [*ids, *written.ids]
         assert served(network, ours).encode(text) == ids
     longest = max(TEXTS, key=len)
-    assert trace(network, ours, [longest, "be"]).ids[0].tolist() == theirs(longest).input_ids
+    assert trace(Model(network, ours), [longest, "be"]).ids[0].tolist() == theirs(longest).input_ids
 
 
 def test_a_decoder_without_a_prompt_begins_with_the_same_token(begun):
@@ -129,19 +130,21 @@ def test_a_decoder_without_a_prompt_begins_with_the_same_token(begun):
 def test_bos_leaves_the_token_out_and_adds_no_second_one(begun):
     ours, theirs = begun
     network, ids = network_for(ours), theirs("to be").input_ids
-    assert trace(network, ours, "to be", bos=True).ids[0].tolist() == ids
-    assert trace(network, ours, "to be", bos=False).ids[0].tolist() == ids[1:]
+    assert trace(Model(network, ours), "to be", bos=True).ids[0].tolist() == ids
+    assert trace(Model(network, ours), "to be", bos=False).ids[0].tolist() == ids[1:]
     own = ByteTokenizer()
     network = network_for(own)
-    assert trace(network, own, "be", bos=False).ids[0].tolist() == trace(network, own, "be").ids[0].tolist()
-    assert trace(network, own, "be", bos=True).ids[0].tolist() == [own.separator, *b"be"]
+    assert (
+        trace(Model(network, own), "be", bos=False).ids[0].tolist() == trace(Model(network, own), "be").ids[0].tolist()
+    )
+    assert trace(Model(network, own), "be", bos=True).ids[0].tolist() == [own.separator, *b"be"]
     assert generate(network, own, ["be", ""], max_tokens=1, seed=1)[1].prompt_ids == [own.separator]
 
 
 def test_ids_templates_and_targets_are_read_as_they_are(begun):
     ours, _ = begun
     network = network_for(ours)
-    assert trace(network, ours, [5, 6]).ids[0].tolist() == [5, 6]
+    assert trace(Model(network, ours), [5, 6]).ids[0].tolist() == [5, 6]
     assert served(network, ours).encode([5, 6]) == [5, 6]
     assert encode_prompts(ours, ["be"], ["to"]) == [[ours.start, *ours.encode("be")]]
     # a template writes its own
@@ -154,7 +157,7 @@ def test_a_blank_before_a_mask_is_read_as_transformers_reads_it(tmp_path):
     network = network_for(ours, "bidirectional")
     for text in ("to [MASK] be", "[MASK] be", "to[MASK]", " [MASK][MASK] "):
         ids = theirs(text.replace("[MASK]", "<mask>")).input_ids
-        assert trace(network, ours, text).ids[0].tolist() == ids
+        assert trace(Model(network, ours), text).ids[0].tolist() == ids
         with torch.no_grad():
             expected = network(torch.tensor([ids]))[0, ids.index(ours.mask)][4:260].softmax(-1).max().item()
         assert fill(network, ours, text, top=1)[0].probabilities[0] == pytest.approx(expected, rel=1e-12)
@@ -167,9 +170,9 @@ def test_a_masked_model_fills_and_traces_the_ids_of_transformers(enclosed):
     for text in ("to [MASK] or not", "[MASK] be, [MASK]"):
         ids = theirs(text).input_ids
         assert (ids[0], ids[-1]) == (2, 3)
-        assert trace(network, ours, text).ids[0].tolist() == ids
-        assert trace(network, ours, text, bos=True).ids[0].tolist() == ids
-        assert trace(network, ours, text, bos=False).ids[0].tolist() == ids[1:-1]
+        assert trace(Model(network, ours), text).ids[0].tolist() == ids
+        assert trace(Model(network, ours), text, bos=True).ids[0].tolist() == ids
+        assert trace(Model(network, ours), text, bos=False).ids[0].tolist() == ids[1:-1]
         with torch.no_grad():
             logits = network(torch.tensor([ids]))[0]
         blanks = [at for at, token in enumerate(ids) if token == 4]

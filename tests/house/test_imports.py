@@ -18,6 +18,7 @@ FLOORS = (
     ("architecture", "json_shapes"),
     ("tensor_names", "presets", "edits", "destination", "parameter_counts", "compiled_source"),
     ("text", "reference", "model"),
+    ("text_model",),
     # what every kind of run shares stands below the kinds
     ("runs",),
     ("predictors", "training", "generate", "lens", "hub"),

@@ -16,6 +16,7 @@ from pellucid.lens.analysis.attribution import points_of_stream
 from pellucid.lens.analysis.logit_lens import follow_tokens, lens_logits
 from pellucid.lens.analysis.metrics import logit
 from pellucid.tensor_names import names
+from pellucid.text_model import of_ids
 from running import any_architectures, draw_tokens, source_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 4, "n_kv_heads": 2})
@@ -27,7 +28,7 @@ LINEAR |= SMOOTH
 def look(a, edits=(), seed=0):
     network, tokens = make_network(a), draw_tokens(a, 2, 4, seed)
     source = {} if a.encoder is None else {"source": source_tokens(a, 2)}
-    return trace(network, None, tokens, edits=edits, **source)
+    return trace(of_ids(network), tokens, edits=edits, **source)
 
 
 @settings(max_examples=20)
@@ -119,7 +120,7 @@ def test_attributions_of_an_edited_run_sum_to_its_logit(a, data, by):
 def test_only_edits_have_edited_parts_in_any_precision(a, dtype, data):
     edits = data.draw(drawn_edits(a))
     network = make_network(a, dtype=dtype)
-    t = trace(network, None, draw_tokens(a, 2, 4), edits=edits)
+    t = trace(of_ids(network), draw_tokens(a, 2, 4), edits=edits)
     parts, stream = t.decompose(by=data.draw(st.sampled_from(["component", "head"]))), t.stream()
     marked = {label.removesuffix(" (edited)") for label in parts.labels if label.endswith("(edited)")}
     assert marked <= {edit.name.removesuffix(".normalized") for edit in t.edits} | {
@@ -298,7 +299,7 @@ def test_gradient_times_input_is_the_change_to_first_order():
     found = t.saliency(lambda logits: logits[:, -1, 3])
     slope = t.gradient(lambda logits: logits[:, -1, 3], "embed")["embed"]
     assert difference(found, (t["embed"] * slope).sum(-1)) <= 1e-12
-    shrunk = trace(t.network, None, t.ids, edits=[change.scale("embed", 1 - 1e-6, pos=1)]).logits[:, -1, 3]
+    shrunk = trace(of_ids(t.network), t.ids, edits=[change.scale("embed", 1 - 1e-6, pos=1)]).logits[:, -1, 3]
     assert difference((t.logits[:, -1, 3] - shrunk) / 1e-6, found[:, 1]) <= 1e-4
 
 
@@ -307,7 +308,6 @@ def test_gradient_times_input_is_the_change_to_first_order():
     [
         (lambda t: t.attribute(1, by="layer"), "expected component, head, neuron, expert or source"),
         (lambda t: t.attribute(1, pos=9), "row 0 has 4 tokens"),
-        (lambda t: t.attribute("a"), "has no tokenizer"),
         (lambda t: t.attribute(11), "token 11: there are 11, numbered from 0"),
         (lambda t: t.attribute(1, vs=-1), "token -1: there are 11, numbered from 0"),
         (lambda t: t.gradient(logit(-5), "embed"), "token -5: there are 11, numbered from 0"),

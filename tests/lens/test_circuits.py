@@ -15,6 +15,7 @@ from pellucid.lens.weights.folding import FoldError, weights_view
 from pellucid.model.weights import state_of
 from pellucid.reference.attention import compose_heads, ov_circuit, qk_circuit
 from pellucid.reference.circuits import heads_of_layer
+from pellucid.text_model import of_ids
 from running import any_architectures, draw_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})
@@ -30,7 +31,7 @@ def offset_of(a):
 def test_the_matrices_are_the_definition_s_and_no_copies(a):
     network = make_network(a)
     weights = {name: p.numpy() for name, p in state_of(network).items()}
-    circuits = Circuits(network)
+    circuits = Circuits(of_ids(network))
     for l in range(a.n_layers):
         for h, expected in enumerate(heads_of_layer(a, weights, l)):
             head = circuits[l, h]
@@ -61,14 +62,14 @@ def test_scores_are_the_circuit_between_what_is_read(a):
         a = a.with_fields({"norm.bias": "none"})  # as of the linear maps, the circuit leaves the norm's bias out
     network, tokens = make_network(a), draw_tokens(a, 1, 4)
     given_ = {"source": draw_tokens(a.encoder, 1, 3)} if a.encoder is not None else {}
-    t = trace(network, None, tokens, **given_)
+    t = trace(of_ids(network), tokens, **given_)
     for l in range(a.n_layers):
         raw = a.block in ("post", "inner") or "norm_1" not in a.norms_of(l) or a.norm.kind == "none"
         read = f"blocks.{l}.resid_pre" if raw else f"blocks.{l}.norm_1"
         x, scores = t[read][0], t[f"blocks.{l}.attn.scores"][0]
         q, k = t[f"blocks.{l}.attn.q"][0], t[f"blocks.{l}.attn.k"][0]
         for h in range(a.n_heads):
-            head = Circuits(network)[l, h]
+            head = Circuits(of_ids(network))[l, h]
             for i in range(4):
                 for j in range(4):
                     if scores[h, i, j] == -torch.inf:
@@ -89,7 +90,7 @@ def test_scores_are_the_circuit_between_what_is_read(a):
 @given(architectures(LINEAR))
 def test_copying_scores_are_those_of_the_dense_matrix(a):
     network = make_network(a)
-    circuits = Circuits(network)
+    circuits = Circuits(of_ids(network))
     found = circuits.copying()
     c = a.embed_factor
     for l in range(a.n_layers):
@@ -107,7 +108,7 @@ def test_copying_scores_are_those_of_the_dense_matrix(a):
 @settings(deadline=None, max_examples=20)
 @given(architectures({"n_layers": 3, "positions.kind": st.sampled_from(["none", "rotary"])}), st.sampled_from("QKV"))
 def test_composition_scores_are_those_of_the_dense_matrices(a, kind):
-    circuits = Circuits(make_network(a))
+    circuits = Circuits(of_ids(make_network(a)))
     offset = offset_of(a) if kind != "V" else None
     found = circuits.compose(kind, offset)
     for l1 in range(a.n_layers):
@@ -135,7 +136,7 @@ def test_the_baseline_is_what_random_heads_have():
     """Heads whose matrices are drawn at random lie about the baseline; a head that reads another lies far above."""
     a = Architecture(n_vocab=11, n_ctx=8, d_model=32, n_layers=2).with_fields({"attention.n_heads": 4})
     network = make_network(a)
-    circuits = Circuits(network)
+    circuits = Circuits(of_ids(network))
     found = circuits.compose("K")
     scores = found.scores[0, :, 1]
     assert abs(float(scores.mean()) - found.baseline) <= 3 * found.spread
@@ -150,8 +151,8 @@ def test_the_baseline_is_what_random_heads_have():
 @given(architectures({"n_layers": 2, "attention.bias": "none", "block": "pre", "norm.kind": "none"}))
 def test_virtual_heads(a):
     """(A_2 x W_2)(A_1 x W_1) X = A_2 A_1 X (W_2 W_1)^T, and W_2 W_1 is the product that is never written down."""
-    network, circuits = make_network(a), Circuits(make_network(a))
-    t = trace(network, None, draw_tokens(a, 1, 4))
+    network, circuits = make_network(a), Circuits(of_ids(make_network(a)))
+    t = trace(of_ids(network), draw_tokens(a, 1, 4))
     x = t["blocks.0.resid_pre"][0]
     A_1, A_2 = (t[f"blocks.{l}.attn.pattern"][0, 0] for l in range(2))
     once = A_1 @ x @ circuits[0, 0].ov.dense().T
@@ -169,7 +170,7 @@ def test_virtual_heads(a):
 def test_reading_through_the_vocabulary(a, data):
     """Tables of tokens are rows and columns of the full circuits, neurons' keys and values products with the tables."""
     network = make_network(a)
-    circuits = Circuits(network)
+    circuits = Circuits(of_ids(network))
     head, token = circuits[0, a.n_heads - 1], data.draw(st.integers(0, a.n_vocab - 1))
     offset = offset_of(a)
     checks = [
@@ -203,12 +204,12 @@ def test_reading_through_the_vocabulary(a, data):
 def test_folded_circuits_are_those_of_the_folded_weights(a):
     network = make_network(a)
     try:
-        folded = Circuits(network, fold_norms=True)
+        folded = Circuits(of_ids(network), fold_norms=True)
     except FoldError:
         return
     head, norm = folded[0, 0], network.blocks[0].norm_1
     gain = norm.multiplier if "norm_1" in a.norms_of(0) else torch.ones(a.d_model, dtype=torch.float64)
-    assert difference(head.W_V, Circuits(network)[0, 0].W_V * gain) <= 1e-12
+    assert difference(head.W_V, Circuits(of_ids(network))[0, 0].W_V * gain) <= 1e-12
     final = network.final_norm.multiplier if a.final_norm == "norm" else torch.ones(a.d_model, dtype=torch.float64)
     factor = a.residual_scale * a.unembed_scale
     dense = factor * (network.unembed.matrix * final) @ head.ov.dense() @ folded.read_E.T
@@ -219,7 +220,7 @@ def test_folded_circuits_are_those_of_the_folded_weights(a):
 @given(architectures({"block": st.sampled_from(["pre", "post"])}).map(with_encoder))
 def test_encoders_and_cross_attention_have_circuits_too(a):
     network = make_network(a)
-    encoder, cross = Circuits(network, part="encoder"), Circuits(network, part="cross")
+    encoder, cross = Circuits(of_ids(network), part="encoder"), Circuits(of_ids(network), part="cross")
     W = network.encoder.blocks[0].attn.value.weight[: a.encoder.d_head]
     assert difference(encoder[0, 0].W_V, W) == 0
     assert difference(cross[0, 0].W_Q, network.blocks[0].cross.query.weight[: a.d_head]) == 0
@@ -233,7 +234,7 @@ def test_encoders_and_cross_attention_have_circuits_too(a):
 
 
 def test_what_is_not_there_is_refused_with_the_reason():
-    rotary = Circuits(make_network(A.with_fields({"positions.kind": "rotary"})))
+    rotary = Circuits(of_ids(make_network(A.with_fields({"positions.kind": "rotary"}))))
     with pytest.raises(CircuitError, match="depends on the distance to the key"):
         rotary[0, 0].qk()
     with pytest.raises(CircuitError, match="depends on the distance to the key"):
@@ -242,7 +243,7 @@ def test_what_is_not_there_is_refused_with_the_reason():
         rotary[0, 0].qk(8)
     with pytest.raises(CircuitError, match="offset = -1"):
         rotary[0, 0].qk(-1)
-    plain = Circuits(make_network(A))
+    plain = Circuits(of_ids(make_network(A)))
     with pytest.raises(CircuitError, match="leave the offset out"):
         plain[0, 0].qk(1)
     with pytest.raises(CircuitError, match="2 blocks of 2 heads"):
@@ -255,10 +256,10 @@ def test_what_is_not_there_is_refused_with_the_reason():
     with pytest.raises(CircuitError, match="no gate"):
         _ = plain.neuron(0, 0).gate
     with pytest.raises(CircuitError, match="has no encoder"):
-        Circuits(make_network(A), part="cross")
+        Circuits(of_ids(make_network(A)), part="cross")
     with pytest.raises(CircuitError, match="readout = bert"):
-        Circuits(make_network(A.with_fields({"readout": "bert"}))).copying()
-    deep = Circuits(make_network(A.with_fields({"mlp.n_hidden": 2})))
+        Circuits(of_ids(make_network(A.with_fields({"readout": "bert"})))).copying()
+    deep = Circuits(of_ids(make_network(A.with_fields({"mlp.n_hidden": 2}))))
     with pytest.raises(CircuitError, match="only hidden layer 0 has keys"):
         _ = deep.neuron(0, 0, hidden=1).key
     with pytest.raises(CircuitError, match="only hidden layer 1 has values"):
@@ -281,9 +282,9 @@ def test_a_folded_view_is_the_definition_s_and_the_network_keeps_its_weights(a):
         untied, expected, b_U = fold_norms(a, weights)
     except ValueError:
         with pytest.raises(FoldError):
-            weights_view(network, fold_norms=True)
+            weights_view(of_ids(network), fold_norms=True)
         return
-    view = weights_view(network, fold_norms=True)
+    view = weights_view(of_ids(network), fold_norms=True)
     assert view.architecture == untied
     assert set(view) == set(expected)
     assert len(view) == len(expected)
@@ -306,7 +307,7 @@ def test_a_folded_body_gives_the_same_stream(named):
 
     a = A.with_fields({"readout": "none", "norm.kind": "layer"})
     network, tokens = make_network(a), draw_tokens(a, 1, 4)
-    view = weights_view(network, **dict.fromkeys(named, True))
+    view = weights_view(of_ids(network), **dict.fromkeys(named, True))
     assert view.architecture == a
     made = Transformer(a).double().eval()
     load_state(made, view)
@@ -328,7 +329,7 @@ def test_a_centred_view_gives_the_same_logits(a, fold):
 
     network, tokens = make_network(a), draw_tokens(a, 1, 4)
     try:
-        view = weights_view(network, fold_norms=fold, centre=True)
+        view = weights_view(of_ids(network), fold_norms=fold, centre=True)
     except FoldError:
         return
     made = Transformer(view.architecture).double().eval()
@@ -342,4 +343,4 @@ def test_a_centred_view_gives_the_same_logits(a, fold):
 
 def test_centring_is_refused_where_the_mean_is_read():
     with pytest.raises(FoldError, match="mean is read"):
-        weights_view(make_network(A.with_fields({"norm.kind": "rms"})), centre=True)
+        weights_view(of_ids(make_network(A.with_fields({"norm.kind": "rms"}))), centre=True)

@@ -27,6 +27,7 @@ from pellucid.reference.tap import TensorRecorder
 from pellucid.tensor_names import axes, names
 from pellucid.tensor_names import writers as names_of_writers
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
+from pellucid.text_model import of_ids
 from running import any_architectures, draw_tokens, source_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 4, "n_kv_heads": 2})
@@ -63,7 +64,7 @@ def test_the_same_edit_on_the_engine_and_in_the_definition(a, data):
     edits = data.draw(drawn_edits(a))
     network, tokens = make_network(a), draw_tokens(a, 2, 4)
     source = None if a.encoder is None else source_tokens(a, 2)
-    t = trace(network, None, tokens, edits=edits, **({} if source is None else {"source": source}))
+    t = trace(of_ids(network), tokens, edits=edits, **({} if source is None else {"source": source}))
     assume(routes_are_clear(t))
     expected = define(network, tokens, edits, source)
     for name, value in t.tensors("*").items():
@@ -144,7 +145,7 @@ def test_what_is_kept_while_generating_is_what_a_trace_shows(a, data):
         pass
     ids = [*prompt, *decoding.rows[0].generated[:-1]]
     prefix = len(prompt) if a.attention.mask == "prefix" else 0
-    t = trace(network, None, ids, edits=edits, prefix=prefix)
+    t = trace(of_ids(network), ids, edits=edits, prefix=prefix)
     for name, value in watch.tensors().items():
         expected = t[name]
         hidden = expected == -torch.inf
@@ -164,7 +165,7 @@ def test_a_generation_s_logits_are_those_of_a_trace_with_its_edits(a, data, cach
     for _ in decoding:
         pass
     ids = [1, 2, 3, *decoding.rows[0].generated[:-1]]
-    t = trace(network, None, ids, edits=edits, **({} if source is None else {"source": source}))
+    t = trace(of_ids(network), ids, edits=edits, **({} if source is None else {"source": source}))
     found = watch.tensors()
     assert list(found) == names(a)
     assert found["logits"][:, :2].isnan().all()
@@ -253,8 +254,8 @@ def test_edits_written_into_the_weights(a, data):
         return
     changed = with_edits(network, edits)
     given_ = {} if a.encoder is None else {"source": source_tokens(a, 2)}
-    expected = trace(network, None, tokens, edits=edits, **given_).logits
-    assert difference(trace(changed, None, tokens, **given_).logits, expected) <= 1e-9
+    expected = trace(of_ids(network), tokens, edits=edits, **given_).logits
+    assert difference(trace(of_ids(changed), tokens, **given_).logits, expected) <= 1e-9
     apart = any(edit.name in (("logits",) if projects_tokens(a) else ("embed", "logits")) for edit in edits)
     assert (changed.unembed.weight is changed.embed.token.weight) == (a.unembed == "tied" and not apart)
     assert changed.architecture == a.with_fields(dict(unembed_and_source(a, edits)))
@@ -290,9 +291,9 @@ def test_projecting_out_is_the_projection_of_the_weights(name):
     assert difference(after.weight, expected) <= 1e-12
     if name != "embed":
         assert difference(after.bias, P @ before.bias) <= 1e-12
-    t = trace(changed, None, draw_tokens(a), source=source_tokens(a, 2))
+    t = trace(of_ids(changed), draw_tokens(a), source=source_tokens(a, 2))
     assert (t[name] @ v).abs().max() <= 1e-12
-    assert (trace(network, None, draw_tokens(a), source=source_tokens(a, 2))[name] @ v).abs().max() > 0.1
+    assert (trace(of_ids(network), draw_tokens(a), source=source_tokens(a, 2))[name] @ v).abs().max() > 0.1
     rest = {n: p for n, p in state_of(changed).items() if not n.startswith((module, "unembed.weight"))}
     assert all(torch.equal(p, state_of(network)[n]) for n, p in rest.items())
 
@@ -309,7 +310,7 @@ def test_what_writes_to_the_stream_is_all_that_does(block, of):
         with_edits(make_network(a), [change.project_out(point, v)])
     edits = [change.project_out(name, v) for name in names_of_writers(point, a)]
     changed = with_edits(make_network(a), edits)
-    assert (trace(changed, None, draw_tokens(a))[point] @ v).abs().max() <= 1e-12
+    assert (trace(of_ids(changed), draw_tokens(a))[point] @ v).abs().max() <= 1e-12
     with pytest.raises(EditError, match=r"blocks\.0\.cross_out, blocks\.0\.mlp_out"):
         with_edits(make_network(with_encoder(a)), [change.zero("blocks.1.resid_pre")])
 
@@ -362,27 +363,27 @@ def test_generation_with_edits_from_the_model():
 def test_a_trace_as_the_value_of_an_edit():
     """Patching everything in from another input gives that input's logits; and traces are written resolved."""
     network = make_network(A)
-    here, there = (trace(network, None, draw_tokens(A, 1, 4, seed=s)) for s in (0, 1))
+    here, there = (trace(of_ids(network), draw_tokens(A, 1, 4, seed=s)) for s in (0, 1))
     edit = change.resample("blocks.1.resid_pre", there)
-    patched = trace(network, None, here.ids, edits=[edit])
+    patched = trace(of_ids(network), here.ids, edits=[edit])
     assert torch.equal(patched.logits, there.logits)
     with pytest.raises(EditError, match=r"write `trace\.edits`"):
         to_json([edit])
-    again = trace(network, None, here.ids, edits=from_json(to_json(patched.edits)))
+    again = trace(of_ids(network), here.ids, edits=from_json(to_json(patched.edits)))
     assert torch.equal(again.logits, there.logits)
 
 
 def test_freezing_everything_behind_an_edit_undoes_it():
     network, tokens = make_network(A), draw_tokens(A)
     edits = [change.zero("blocks.0.attn.z", head=1), change.freeze("blocks.0.attn_out")]
-    assert torch.equal(trace(network, None, tokens, edits=edits).logits, trace(network, None, tokens).logits)
-    moved = trace(network, None, tokens, edits=edits[:1]).logits
-    assert difference(moved, trace(network, None, tokens).logits) > 1e-3
+    assert torch.equal(trace(of_ids(network), tokens, edits=edits).logits, trace(of_ids(network), tokens).logits)
+    moved = trace(of_ids(network), tokens, edits=edits[:1]).logits
+    assert difference(moved, trace(of_ids(network), tokens).logits) > 1e-3
 
 
 def test_a_query_told_to_look_at_what_comes_later_does_not():
     network, tokens = make_network(A), draw_tokens(A)
-    t = trace(network, None, tokens, edits=[change.set_to("blocks.0.attn.scores", 3.0)])
+    t = trace(of_ids(network), tokens, edits=[change.set_to("blocks.0.attn.scores", 3.0)])
     pattern = t[0].attn.pattern
     expected = torch.tril(torch.ones(4, 4, dtype=torch.float64)) / torch.arange(1, 5)[:, None]
     assert difference(pattern, expected.expand_as(pattern)) <= 1e-12
@@ -434,7 +435,7 @@ def test_edits_that_are_none_say_why(make, reason):
 )
 def test_edits_that_do_not_fit_say_why(edit, reason):
     with pytest.raises(EditError, match=reason):
-        trace(make_network(A), None, [1, 2], edits=[edit])
+        trace(of_ids(make_network(A)), [1, 2], edits=[edit])
 
 
 @pytest.mark.parametrize(
@@ -455,14 +456,14 @@ def test_edits_that_do_not_fit_say_why(edit, reason):
 def test_a_trace_refuses_edits_where_no_text_has_tokens(edit, reason):
     network, source = make_network(with_encoder(A)), [[1, 2], [3]]
     with pytest.raises(EditError, match=reason):
-        trace(network, None, [[1, 2, 3], [4, 5]], edits=[edit], source=source)
+        trace(of_ids(network), [[1, 2, 3], [4, 5]], edits=[edit], source=source)
 
 
 def test_an_edit_may_be_at_a_position_that_some_text_has_or_that_generation_reaches():
     network, edit = make_network(A), change.zero("blocks.0.attn.z", pos=[2])
-    texts, plain = [[1, 2, 3], [4, 5]], trace(network, None, [[1, 2, 3], [4, 5]])
-    assert not torch.equal(trace(network, None, texts, edits=[edit]).logits[0, 2], plain.logits[0, 2])
-    trace(network, None, texts, edits=[change.zero("blocks.0.attn.z", pos=slice(1, 100))])
+    texts, plain = [[1, 2, 3], [4, 5]], trace(of_ids(network), [[1, 2, 3], [4, 5]])
+    assert not torch.equal(trace(of_ids(network), texts, edits=[edit]).logits[0, 2], plain.logits[0, 2])
+    trace(of_ids(network), texts, edits=[change.zero("blocks.0.attn.z", pos=slice(1, 100))])
     GenerationTrace(network, [change.zero("blocks.0.attn.z", pos=100, row=5)])
 
 
@@ -470,24 +471,24 @@ def test_neurons_of_a_shared_expert_are_edited():
     mixture = {"mlp.experts": 3, "mlp.experts_per_token": 1, "mlp.d_ff": 4, "mlp.shared_d_ff": 6}
     network, name = make_network(A.with_fields(mixture)), "blocks.0.mlp.shared.post"
     edit = change.zero(name, neuron=5)
-    edited, plain = (trace(network, None, [1, 2, 3], edits=edits) for edits in ([edit], []))
+    edited, plain = (trace(of_ids(network), [1, 2, 3], edits=edits) for edits in ([edit], []))
     assert not edited[name][..., 5].any()
     assert torch.equal(edited[name][..., :5], plain[name][..., :5])
     assert difference(with_edits(network, [edit])(plain.ids), edited.logits) <= 1e-12
     with pytest.raises(EditError, match=r"neuron = 6 of blocks\.0\.mlp\.shared\.post: there are 6"):
-        trace(network, None, [1], edits=[change.zero(name, neuron=6)])
+        trace(of_ids(network), [1], edits=[change.zero(name, neuron=6)])
     with pytest.raises(EditError, match=r"neuron = 4 of blocks\.0\.mlp\.expert_0\.post: there are 4"):
-        trace(network, None, [1], edits=[change.zero("blocks.0.mlp.expert_0.post", neuron=4)])
+        trace(of_ids(network), [1], edits=[change.zero("blocks.0.mlp.expert_0.post", neuron=4)])
 
 
 def test_one_edit_is_no_list():
     with pytest.raises(EditError, match=r"give \[zero\(\.\.\.\)\]"):
-        trace(make_network(A), None, [1, 2], edits=change.zero("embed"))
+        trace(of_ids(make_network(A)), [1, 2], edits=change.zero("embed"))
 
 
 def test_names_that_cannot_be_edited_say_why():
     with pytest.raises(KeyError, match="it follows from the logits"):
-        trace(make_network(A), None, [1, 2], edits=[change.zero("probs")])
+        trace(of_ids(make_network(A)), [1, 2], edits=[change.zero("probs")])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture
 from pellucid.lens import InputError
 from pellucid.lens.weights.embeddings import Embeddings
+from pellucid.text_model import of_ids
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=1).with_fields({"attention.n_heads": 2})
 
@@ -17,7 +18,7 @@ A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=1).with_fields({"atten
 def test_neighbours_norms_and_spectrum(a):
     network = make_network(a)
     for of, table in (("embed", network.embed.token.weight), ("unembed", network.unembed.weight)):
-        e = Embeddings(network, None, of)
+        e = Embeddings(of_ids(network), of)
         assert e.table.data_ptr() == table.data_ptr()
         table = table.detach()
         cosine = torch.nn.functional.cosine_similarity(table, table[3:4], dim=1)
@@ -38,14 +39,14 @@ def test_neighbours_norms_and_spectrum(a):
 
 
 def test_positions_are_a_table_where_they_are_learned():
-    assert Embeddings(make_network(A), None, "positions").table.shape == (8, 8)
+    assert Embeddings(of_ids(make_network(A)), "positions").table.shape == (8, 8)
     with pytest.raises(InputError, match="has embed, unembed"):
-        Embeddings(make_network(A.with_fields({"positions.kind": "alibi"})), None, "positions")
+        Embeddings(of_ids(make_network(A.with_fields({"positions.kind": "alibi"}))), "positions")
     with pytest.raises(InputError, match="readout = none: this network has no table of the readout"):
-        Embeddings(make_network(A.with_fields({"readout": "none", "positions.kind": "alibi"})), None, "unembed")
+        Embeddings(of_ids(make_network(A.with_fields({"readout": "none", "positions.kind": "alibi"}))), "unembed")
     with pytest.raises(InputError, match="by = 'angle'"):
-        Embeddings(make_network(A)).neighbours(0, by="angle")
+        Embeddings(of_ids(make_network(A))).neighbours(0, by="angle")
     with pytest.raises(InputError, match="token 11: there are 11, numbered from 0"):
-        Embeddings(make_network(A)).neighbours(11)
+        Embeddings(of_ids(make_network(A))).neighbours(11)
     with pytest.raises(InputError, match="token -1: there are 8, numbered from 0"):
-        Embeddings(make_network(A), None, "positions").neighbours(-1)
+        Embeddings(of_ids(make_network(A)), "positions").neighbours(-1)

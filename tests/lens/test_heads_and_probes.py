@@ -18,6 +18,7 @@ from pellucid.lens.analysis.steering import activations, direction, equal_rows, 
 from pellucid.model import Transformer
 from pellucid.tensor_names import axes, names
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
+from pellucid.text_model import of_ids
 from running import any_architectures, draw_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=12, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})
@@ -34,7 +35,7 @@ def test_the_scores_are_those_of_patterns_written_down():
     for i in range(7):
         pattern[0, 0, i, max(i - 1, 0)] = 1
         pattern[0, 1, i, i - 2 if i >= 3 else i] = 1
-    t = trace(network, None, ids, edits=[change.set_to("blocks.0.attn.pattern", pattern)])
+    t = trace(of_ids(network), ids, edits=[change.set_to("blocks.0.attn.pattern", pattern)])
     found = head_scores(t).scores
     assert found["previous"][0].tolist() == [1.0, 0.0]
     assert found["induction"][0].tolist() == [0.0, 1.0]
@@ -59,14 +60,14 @@ def test_a_head_that_copies_is_found():
         network.embed.token.weight.copy_(torch.eye(8))
         network.blocks[0].attn.value.weight.copy_(torch.cat([torch.eye(8), torch.eye(8)]))
         network.blocks[0].attn.out.weight.copy_(torch.cat([torch.eye(8), -torch.eye(8)], 1))
-    found = detect_heads(network).scores["attended_rank"][0]
+    found = detect_heads(of_ids(network)).scores["attended_rank"][0]
     assert difference(found, torch.tensor([7 / 8, -7 / 8], dtype=torch.float64)) <= 1e-12
 
 
 @settings(max_examples=15)
 @given(architectures(max_ctx=10))
 def test_scores_of_any_architecture(a):
-    found = detect_heads(make_network(a), rows=2)
+    found = detect_heads(of_ids(make_network(a)), rows=2)
     for kind in KINDS:
         scores = found.scores[kind]
         assert scores.shape == (a.n_layers, a.n_heads)
@@ -82,7 +83,7 @@ def test_scores_of_any_architecture(a):
 @given(any_architectures())
 def test_the_scores_that_are_asked_for_in_every_part(a):
     network, source = make_network(a), {} if a.encoder is None else {"source": [1, 2, 1]}
-    t = trace(network, None, draw_tokens(a, 1, 4), **source)
+    t = trace(of_ids(network), draw_tokens(a, 1, 4), **source)
     parts = {"attn": "blocks.{}.attn"}
     if a.encoder is not None:
         parts |= {"cross": "blocks.{}.cross", "encoder": "encoder.blocks.{}.attn"}
@@ -100,11 +101,11 @@ def test_the_scores_that_are_asked_for_in_every_part(a):
     else:
         with pytest.raises(InputError, match="has no encoder"):
             head_scores(t, kinds=("entropy",), part="encoder")
-    assert [*detect_heads(network, text=[1, 2, 1], kinds=("first",), **source).scores] == ["first"]
+    assert [*detect_heads(of_ids(network), text=[1, 2, 1], kinds=("first",), **source).scores] == ["first"]
 
 
 def test_a_text_without_repetition_gives_no_occasion():
-    found = detect_heads(make_network(A), text=[1, 2, 3, 4])
+    found = detect_heads(of_ids(make_network(A)), text=[1, 2, 3, 4])
     assert found.scores["induction"].isnan().all()
     assert not found.scores["previous"].isnan().any()
 
@@ -115,7 +116,7 @@ def test_random_tokens_come_after_the_opening_where_it_is_asked_for():
     found = model.heads(bos=True, kinds=("previous", "induction"))
     assert "after the tokenizer's opening" in found.text
     repeated = repeated_tokens(min(A.n_vocab, tokenizer.n_vocab), 4, 5, 0).tolist()
-    expected = detect_heads(model.network, text=[[tokenizer.separator, *row] for row in repeated])
+    expected = detect_heads(model, text=[[tokenizer.separator, *row] for row in repeated])
     for kind, scores in found.scores.items():
         assert difference(scores, expected.scores[kind]) <= 1e-12
     with pytest.raises(InputError, match="1 of which bos=True takes"):
@@ -123,8 +124,8 @@ def test_random_tokens_come_after_the_opening_where_it_is_asked_for():
 
 
 def test_one_kind_may_be_given_by_itself():
-    found = detect_heads(make_network(A), kinds="induction")
-    assert torch.equal(found.scores["induction"], detect_heads(make_network(A)).scores["induction"])
+    found = detect_heads(of_ids(make_network(A)), kinds="induction")
+    assert torch.equal(found.scores["induction"], detect_heads(of_ids(make_network(A))).scores["induction"])
     assert [*found.scores] == ["induction"]
 
 
@@ -138,22 +139,24 @@ def test_repeated_tokens():
 @pytest.mark.parametrize(
     ("ask", "reason"),
     [
-        (lambda: detect_heads(make_network(A), period=7), "expected two periods to fit"),
-        (lambda: detect_heads(make_network(A)).best("copier"), "choose one of previous"),
+        (lambda: detect_heads(of_ids(make_network(A)), period=7), "expected two periods to fit"),
+        (lambda: detect_heads(of_ids(make_network(A))).best("copier"), "choose one of previous"),
         (
-            lambda: detect_heads(make_network(A), text=[1, 2, 3, 4]).best("induction"),
+            lambda: detect_heads(of_ids(make_network(A)), text=[1, 2, 3, 4]).best("induction"),
             "no head has the score 'induction'",
         ),
-        (lambda: detect_heads(make_network(A), text=[1, 2], rows=2), "rows is for random tokens"),
-        (lambda: detect_heads(make_network(A), text=[1, 2], period=2), "period is for random tokens"),
-        (lambda: detect_heads(make_network(A), text=[1, 2], seed=0), "seed is for random tokens"),
-        (lambda: detect_heads(make_network(A), prefix=2), "prefix is for a text"),
-        (lambda: detect_heads(make_network(A), bos=True), "has no tokenizer"),
-        (lambda: detect_heads(make_network(A), rows=0), "rows = 0: expected 1 or more"),
-        (lambda: detect_heads(make_network(A), kinds=[]), "give one or more of previous"),
-        (lambda: mean_activation(make_network(A), None, [1, 2], "loss"), "the loss is no tensor that an edit changes"),
-        (lambda: detect_heads(Transformer(A.with_fields({"n_layers": 0}))), "there are no heads"),
-        (lambda: activations(make_network(A), None, [[1]], "blocks.0.attn.q"), "one vector for each position"),
+        (lambda: detect_heads(of_ids(make_network(A)), text=[1, 2], rows=2), "rows is for random tokens"),
+        (lambda: detect_heads(of_ids(make_network(A)), text=[1, 2], period=2), "period is for random tokens"),
+        (lambda: detect_heads(of_ids(make_network(A)), text=[1, 2], seed=0), "seed is for random tokens"),
+        (lambda: detect_heads(of_ids(make_network(A)), prefix=2), "prefix is for a text"),
+        (lambda: detect_heads(of_ids(make_network(A)), rows=0), "rows = 0: expected 1 or more"),
+        (lambda: detect_heads(of_ids(make_network(A)), kinds=[]), "give one or more of previous"),
+        (
+            lambda: mean_activation(of_ids(make_network(A)), [1, 2], "loss"),
+            "the loss is no tensor that an edit changes",
+        ),
+        (lambda: detect_heads(of_ids(Transformer(A.with_fields({"n_layers": 0})))), "there are no heads"),
+        (lambda: activations(of_ids(make_network(A)), [[1]], "blocks.0.attn.q"), "one vector for each position"),
         (lambda: fit_probe(torch.zeros(3, 2), [1, 2, 3]), "expected 4 or more"),
         (lambda: fit_probe(torch.zeros(5, 2), [1] * 5), "expected at least two classes"),
         (lambda: fit_probe(torch.eye(4), [0.0, 1.0, 2.0, 3.0]), "of numbers needs two"),
@@ -214,7 +217,7 @@ def test_a_probe_knows_nothing_of_random_labels_of_texts_that_were_given_several
     random = torch.Generator().manual_seed(3)
     labels = torch.randint(0, 2, (60,), generator=random).tolist() * 4
     lengths = [*texts[:-1], draw_tokens(A, 1, 8)[0].tolist()]  # the last batch is padded to another width
-    x = activations(network, None, lengths, "blocks.1.resid_post", at_once=7)
+    x = activations(of_ids(network), lengths, "blocks.1.resid_post", at_once=7)
     probe = fit_probe(x, [*labels[:-1], 0], shuffles=10)
     assert 0.2 <= probe.held_out <= 0.8
     assert 0.3 <= sum(probe.shuffled) / 10 <= 0.7
@@ -269,11 +272,11 @@ def test_the_penalty_is_the_best_of_leaving_one_out(copies):
 def test_a_direction_is_a_difference_of_means():
     network = make_network(A)
     one, other = draw_tokens(A, 3, 4).tolist(), draw_tokens(A, 2, 5, 1).tolist()
-    found = direction(network, None, one, other, "blocks.1.resid_pre")
-    means = [trace(network, None, texts)[1].resid_pre[:, -1].mean(0) for texts in (one, other)]
+    found = direction(of_ids(network), one, other, "blocks.1.resid_pre")
+    means = [trace(of_ids(network), texts)[1].resid_pre[:, -1].mean(0) for texts in (one, other)]
     assert difference(found, means[0] - means[1]) <= 1e-12
-    mean = activations(network, None, [[1, 2], [3, 4, 5]], "blocks.0.mlp.post", "mean")
-    assert difference(mean[0], trace(network, None, [1, 2])[0].mlp.post[0].mean(0)) <= 1e-12
+    mean = activations(of_ids(network), [[1, 2], [3, 4, 5]], "blocks.0.mlp.post", "mean")
+    assert difference(mean[0], trace(of_ids(network), [1, 2])[0].mlp.post[0].mean(0)) <= 1e-12
 
 
 @settings(max_examples=20)
@@ -285,28 +288,28 @@ def test_the_mean_over_a_data_set_counts_every_token_once_and_is_the_value_of_an
     rows = [draw_tokens(a, 1, n, seed=n)[0].tolist() for n in (4, 2, 3)]
     sources = None if a.encoder is None else [draw_tokens(a.encoder, 1, n)[0].tolist() for n in (1, 3, 2)]
     given_ = {} if sources is None else {"source": sources}
-    found = mean_activation(network, None, rows, name, at_once=2, **given_)
+    found = mean_activation(of_ids(network), rows, name, at_once=2, **given_)
     alone = []
     for k, ids in enumerate(rows):
-        t = trace(network, None, ids, **({} if sources is None else {"source": sources[k]}))
+        t = trace(of_ids(network), ids, **({} if sources is None else {"source": sources[k]}))
         x = t[name]
         alone.append(x[0].transpose(0, 1) if x.ndim == 4 else x[0])
     every = torch.cat(alone)
     assert difference(found, (every.mean(0)[None, :, None] if every.ndim == 3 else every.mean(0)[None, None])) <= 1e-10
     one = {} if sources is None else {"source": sources[0]}
-    t = trace(network, None, rows[0], edits=[change.mean(name, over=found)], **one)
+    t = trace(of_ids(network), rows[0], edits=[change.mean(name, over=found)], **one)
     assert difference(t[name], found.expand_as(t[name])) <= 1e-12
     if len(axes(name)) == 3:
-        last, means = (activations(network, None, rows, name, pos, at_once=2, **given_) for pos in (-1, "mean"))
+        last, means = (activations(of_ids(network), rows, name, pos, at_once=2, **given_) for pos in (-1, "mean"))
         assert difference(last, torch.stack([x[-1] for x in alone])) <= 1e-10
         assert difference(means, torch.stack([x.mean(0) for x in alone])) <= 1e-10
 
 
 def test_patterns_have_no_mean():
     with pytest.raises(InputError, match="have no mean"):
-        mean_activation(make_network(A), None, [[1, 2]], "blocks.0.attn.pattern")
+        mean_activation(of_ids(make_network(A)), [[1, 2]], "blocks.0.attn.pattern")
     with pytest.raises(InputError, match="no text was given"):
-        mean_activation(make_network(A), None, [], "embed")
+        mean_activation(of_ids(make_network(A)), [], "embed")
 
 
 def test_a_probe_of_an_encoder_decoder_reads_its_sources():

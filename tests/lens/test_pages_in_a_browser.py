@@ -13,6 +13,7 @@ from drawing import make_network
 from pellucid.architecture import Architecture
 from pellucid.lens import trace
 from pellucid.lens.show.pages import inspect_page
+from pellucid.text_model import of_ids
 from running import draw_tokens
 
 #: a desktop and a telephone, in CSS pixels
@@ -42,7 +43,7 @@ def page():
     """Twelve blocks of twelve heads, on 60 tokens."""
     a = Architecture(n_vocab=97, n_ctx=64, d_model=24, n_layers=12).with_fields({"n_heads": 12})
     network = make_network(a, dtype=torch.float32)
-    return inspect_page(trace(network, None, draw_tokens(a, 1, 60))).html
+    return inspect_page(trace(of_ids(network), draw_tokens(a, 1, 60))).html
 
 
 @pytest.fixture

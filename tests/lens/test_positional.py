@@ -21,6 +21,7 @@ from pellucid.lens.weights.positional import (
     score_by_distance,
 )
 from pellucid.reference.layers import rotary_factor
+from pellucid.text_model import of_ids
 from running import draw_tokens
 
 
@@ -28,7 +29,7 @@ from running import draw_tokens
 @given(architectures({"positions.kind": st.sampled_from(["learned", "sinusoidal"])}))
 def test_rows_are_what_is_added_to_the_stream(a):
     network = make_network(a)
-    t, circuits = trace(network, None, draw_tokens(a, 1, 4)), Circuits(network)
+    t, circuits = trace(of_ids(network), draw_tokens(a, 1, 4)), Circuits(of_ids(network))
     rows = position_rows(circuits)
     added = t["pos_embed"][0]
     if a.embed_projection == "sum":
@@ -44,7 +45,7 @@ def test_rows_are_what_is_added_to_the_stream(a):
 @given(architectures({"positions.kind": "rotary"}), st.integers(0, 3))
 def test_angles_are_those_between_a_query_and_its_key(a, distance):
     """Turned by these angles, a query and its key have the product that the rotations of both positions give."""
-    circuits = Circuits(make_network(a))
+    circuits = Circuits(of_ids(make_network(a)))
     for layer in range(a.n_layers):
         if not a.rotates(layer):
             with pytest.raises(CircuitError, match="rotates nothing"):
@@ -80,8 +81,8 @@ def test_biases_are_what_the_scores_gain(a):
                 block.attn.query.bias.zero_()
             if getattr(block.attn.query_norm, "bias", None) is not None:
                 block.attn.query_norm.bias.zero_()
-    bias = distance_bias(Circuits(network), 0, 4)
-    scores = trace(network, None, draw_tokens(a, 1, 4))["blocks.0.attn.scores"][0]
+    bias = distance_bias(Circuits(of_ids(network)), 0, 4)
+    scores = trace(of_ids(network), draw_tokens(a, 1, 4))["blocks.0.attn.scores"][0]
     for back in range(4):
         assert difference(bias[:, back], scores[:, 3, 3 - back]) <= 1e-12
 
@@ -89,7 +90,7 @@ def test_biases_are_what_the_scores_gain(a):
 @settings(max_examples=25)
 @given(architectures({"attention.score_cap": 0.0}), st.data())
 def test_scores_by_distance_are_entries_of_the_full_circuit(a, data):
-    circuits = Circuits(make_network(a))
+    circuits = Circuits(of_ids(make_network(a)))
     layer, head = data.draw(st.integers(0, a.n_layers - 1)), data.draw(st.integers(0, a.n_heads - 1))
     scores = score_by_distance(circuits, layer, head, 3, 7, 4)
     assert scores.shape == (4,)
@@ -104,7 +105,7 @@ def test_scores_by_distance_are_entries_of_the_full_circuit(a, data):
 @settings(max_examples=10)
 @given(architectures({"positions.kind": "none"}))
 def test_positions_that_do_not_enter_there_say_so(a):
-    circuits = Circuits(make_network(a))
+    circuits = Circuits(of_ids(make_network(a)))
     for question in (position_rows, lambda c: rotary_angles(c, 0, 1), lambda c: distance_bias(c, 0, 3)):
         with pytest.raises(CircuitError, match=r"positions\.kind = none"):
             question(circuits)
@@ -122,6 +123,6 @@ def test_positions_enter_a_network_without_its_mask_as_they_did(positions):
     attention = Attention(n_heads=2, windows=(8,))
     a = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=1, positions=positions, attention=attention)
     network, ids = make_network(a), draw_tokens(a, 1, 6)
-    masked, free = (trace(one, None, ids).logits[0] for one in (network, without_order(network, mask=False)))
+    masked, free = (trace(of_ids(one), ids).logits[0] for one in (network, without_order(network, mask=False)))
     assert difference(free[-1], masked[-1]) <= 1e-12
     assert difference(free[0], masked[0]) > 1e-3

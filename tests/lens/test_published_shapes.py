@@ -30,6 +30,7 @@ from pellucid.lens import trace
 from pellucid.lens.analysis.metrics import logit_diff
 from pellucid.lens.analysis.patching import patch
 from pellucid.lens.weights.weight_edits import with_edits
+from pellucid.text_model import of_ids
 from running import draw_tokens
 from some_cases import one_in
 
@@ -108,7 +109,7 @@ def test_edits_that_need_no_bias_are_written_into_the_weights(name):
         change.scale("blocks.1.attn.v", -2.0, kv_head=0),
         change.project_out("blocks.0.attn.z", torch.linspace(-1, 2, a.d_head, dtype=torch.float64), head=3),
     ]
-    expected = trace(network, None, tokens, edits=edits).logits
+    expected = trace(of_ids(network), tokens, edits=edits).logits
     changed = with_edits(network, edits)
     assert difference(changed(tokens), expected) <= 1e-12
     assert difference(network(tokens), expected) > 1e-2
@@ -119,8 +120,8 @@ def test_patching_there_and_back_gives_each_run_s_own_answer(name):
     """The whole stream of the other run gives its metric, in both directions; and nothing gives one's own."""
     network, clean, corrupt = make_network(shape(name)), [1, 2, 3, 4, 5], [1, 2, 7, 4, 6]
     metric = logit_diff(3, 5)
-    there = patch(network, None, clean, corrupt, metric, positions="all")
-    back = patch(network, None, corrupt, clean, metric, positions="all")
+    there = patch(of_ids(network), clean, corrupt, metric, positions="all")
+    back = patch(of_ids(network), corrupt, clean, metric, positions="all")
     assert abs(there.clean - back.corrupt) <= 1e-12
     assert abs(there.corrupt - back.clean) <= 1e-12
     assert abs(there.clean - there.corrupt) > 1e-3
@@ -132,7 +133,7 @@ def test_patching_there_and_back_gives_each_run_s_own_answer(name):
 def test_their_names_are_offered(name):
     """TransformerLens's names of every tensor that these families have there, and none of what they have not."""
     a = shape(name)
-    t = trace(make_network(a), None, draw_tokens(a, 1, 5))
+    t = trace(of_ids(make_network(a)), draw_tokens(a, 1, 5))
     theirs = t.as_transformer_lens()
     classic = ["hook_embed", "ln_final.hook_normalized", "blocks.1.hook_resid_pre", "blocks.1.hook_resid_mid"]
     of_attention = ("q", "k", "v", "z", "pattern", "attn_scores", "rot_q", "rot_k")

@@ -18,6 +18,7 @@ from pellucid.lens.analysis.patching import PatchingPair
 from pellucid.lens.generation_trace import GenerationTrace
 from pellucid.model.fingerprint import WIDTH, Fingerprint, weighted_sum
 from pellucid.tensor_names import names
+from pellucid.text_model import of_ids
 from running import any_architectures, draw_tokens, source_tokens
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})
@@ -27,7 +28,7 @@ def look(network, **options):
     a = network.architecture
     if a.encoder is not None:
         options["source"] = source_tokens(a, 2)
-    return trace(network, None, draw_tokens(a, 2, 4), **options)
+    return trace(of_ids(network), draw_tokens(a, 2, 4), **options)
 
 
 def same(one, other):
@@ -146,11 +147,11 @@ B = A.with_fields({"logit_cap": 5.0, "norm.kind": "layer", "norm.bias": "all"})
 @pytest.mark.parametrize("name", ANALYSES)
 def test_an_analysis_of_changed_weights_raises_or_is_right(name, keep):
     network = make_network(B)
-    expected = ANALYSES[name](trace(network, None, [1, 2, 3, 4], keep=keep))
+    expected = ANALYSES[name](trace(of_ids(network), [1, 2, 3, 4], keep=keep))
     raised = 0
     for parameter in network.parameters():
         before = parameter.data.clone()
-        t = trace(network, None, [1, 2, 3, 4], keep=keep)
+        t = trace(of_ids(network), [1, 2, 3, 4], keep=keep)
         parameter.data.view(-1)[1] += 1
         try:
             assert torch.equal(ANALYSES[name](t), expected)
@@ -163,7 +164,7 @@ def test_an_analysis_of_changed_weights_raises_or_is_right(name, keep):
 
 def test_patching_stops_where_the_weights_change_meanwhile():
     network = make_network(A)
-    pair = PatchingPair(network, None, [1, 2, 3], [1, 5, 3], logit(3), gradients=False)
+    pair = PatchingPair(of_ids(network), [1, 2, 3], [1, 5, 3], logit(3), gradients=False)
     parts = pair.exact_parts()
     next(parts)
     network.blocks[1].mlp.down.weight.data[0] = 0
@@ -175,9 +176,9 @@ def test_patching_stops_where_the_weights_change_meanwhile():
 def test_a_trace_made_under_autocast_is_the_same_outside_and_the_other_way_round(keep):
     network = make_network(A, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        within = trace(network, None, [1, 2, 3, 4], keep=keep)
-        expected_within = trace(network, None, [1, 2, 3, 4], keep="*")
-    without, expected_without = (trace(network, None, [1, 2, 3, 4], keep=k) for k in (keep, "*"))
+        within = trace(of_ids(network), [1, 2, 3, 4], keep=keep)
+        expected_within = trace(of_ids(network), [1, 2, 3, 4], keep="*")
+    without, expected_without = (trace(of_ids(network), [1, 2, 3, 4], keep=k) for k in (keep, "*"))
     assert same(within.tensors("*"), expected_within.values | {"logits": expected_within.logits})
     assert within["blocks.0.attn.q"].dtype == torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16):
@@ -280,11 +281,11 @@ def test_circuits_are_those_of_the_weights_as_they_are(name, fold, change):
     """Whatever was computed before the weights changed."""
     fields = {"positions.kind": "rotary", "norm.kind": "layer", "norm.bias": "all", "attention.bias": "qkv"}
     network = make_network(A.with_fields(fields))
-    circuits, compute = Circuits(network, fold_norms=fold), OF_WEIGHTS[name]
+    circuits, compute = Circuits(of_ids(network), fold_norms=fold), OF_WEIGHTS[name]
     before = compute(circuits)
     for parameter in network.parameters():
         change(parameter)
-    after, expected = compute(circuits), compute(Circuits(network, fold_norms=fold))
+    after, expected = compute(circuits), compute(Circuits(of_ids(network), fold_norms=fold))
     if isinstance(after, torch.Tensor):
         assert torch.equal(after, expected)
         assert not torch.equal(after, before)

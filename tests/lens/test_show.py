@@ -26,6 +26,7 @@ from pellucid.lens.show.figure import SCRIPTS, STYLES, asset
 from pellucid.lens.show.pages import inspect_page
 from pellucid.lens.show.panels import attribute_everywhere
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
+from pellucid.text_model import Model, of_ids
 from running import any_architectures, draw_tokens, source_tokens, with_encoder
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})
@@ -45,7 +46,7 @@ def unpacked(packed):
 def look(network, n=5):
     a = network.architecture
     given_ = {} if a.encoder is None else {"source": source_tokens(a, 1)}
-    return trace(network, None, draw_tokens(a, 1, n), **given_)
+    return trace(of_ids(network), draw_tokens(a, 1, n), **given_)
 
 
 @settings(deadline=None, max_examples=12)
@@ -108,7 +109,7 @@ def test_attributions_sum_to_the_logit_above_the_average(a):
 
 @pytest.mark.parametrize("name", ["final_norm", "final_norm.normalized", "logits"])
 def test_attributions_of_an_edited_readout_sum_to_its_logit(name):
-    t = trace(make_network(A), None, draw_tokens(A, 1, 5), edits=[change.scale(name, 0.5, pos=slice(1, None))])
+    t = trace(of_ids(make_network(A)), draw_tokens(A, 1, 5), edits=[change.scale(name, 0.5, pos=slice(1, None))])
     labels, values, target = attribute_everywhere(t, 0)
     expected = t.logits[0].gather(-1, target[:, None])[:, 0] - t.logits[0].mean(-1)
     assert labels[-1] == "readout (edited)"
@@ -120,9 +121,9 @@ def test_the_heading_is_the_text_without_what_was_put_before_it():
     """Also where a character is split over tokens, and where an encoder-decoder's target begins with the separator."""
     tokenizer = learn_tokenizer("byte", ["a"], None)
     a = A.with_fields({"n_vocab": tokenizer.n_vocab, "n_ctx": 32})
-    t = trace(make_network(a), tokenizer, "na\u00efve \u65e5", bos=True)
+    t = trace(Model(make_network(a), tokenizer), "na\u00efve \u65e5", bos=True)
     assert inspect_page(t).title == "\u201cna\u00efve \u65e5\u201d"
-    read = trace(make_network(with_encoder(a)), tokenizer, "to", source="be")
+    read = trace(Model(make_network(with_encoder(a)), tokenizer), "to", source="be")
     assert inspect_page(read).title == "\u201cto\u201d"
     assert inspect_page(read).data["source"] == ["b", "e", "<|endoftext|>"]
 
@@ -154,17 +155,17 @@ def test_every_kind_of_panel_is_drawn():
     script = "\n".join(asset(name) for name in SCRIPTS)
     drawn = set(re.findall(r"^panels\.(\w+) = ", script, re.M))
     network = make_network(A)
-    t, circuits = look(network), Circuits(network)
+    t, circuits = look(network), Circuits(of_ids(network))
     figures = [
         inspect_page(t),
         t.show(["tokens", "lens"]),
         t.attribute(3).show(),
-        detect_heads(network).show(),
+        detect_heads(of_ids(network)).show(),
         circuits.show(),
         circuits[0, 1].show(),
         circuits.compose("K").show(),
-        Circuits(make_network(A.with_fields({"positions.kind": "rotary"})))[0, 0].show(offset=2),
-        Circuits(make_network(A.with_fields({"readout": "bert"})))[0, 0].show(),
+        Circuits(of_ids(make_network(A.with_fields({"positions.kind": "rotary"}))))[0, 0].show(offset=2),
+        Circuits(of_ids(make_network(A.with_fields({"readout": "bert"}))))[0, 0].show(),
     ]
     used = {panel["kind"] for figure in figures for panel in figure.panels}
     assert used == drawn - {"lesson"}  # which the lessons of the documentation add
@@ -176,11 +177,11 @@ def test_every_kind_of_panel_is_drawn():
 
 
 def test_the_table_of_heads_says_what_its_numbers_are():
-    panel = detect_heads(make_network(A), kinds=("previous", "entropy")).show().panels[0]
+    panel = detect_heads(of_ids(make_network(A)), kinds=("previous", "entropy")).show().panels[0]
     assert panel["columns"] == ["head", "previous", "entropy, bits"]
     assert panel["bars"] == [None, "share", "size"]
     assert panel["note"].endswith(". Shares of attention; the entropy is in bits.")
-    panel = detect_heads(make_network(A), kinds=("entropy",)).show().panels[0]
+    panel = detect_heads(of_ids(make_network(A)), kinds=("entropy",)).show().panels[0]
     assert panel["note"].endswith(", twice. The entropy is in bits.")
 
 
@@ -188,23 +189,23 @@ def test_experiments_are_drawn_with_their_numbers():
     """Patching by position and by head, ablation by head and by block, and the scores of a query."""
     network = make_network(A)
     clean, corrupt = [1, 2, 3, 4], [1, 5, 3, 6]
-    found = patch(network, None, clean, corrupt, logit_diff(3, 5), mode="both")
+    found = patch(of_ids(network), clean, corrupt, logit_diff(3, 5), mode="both")
     panel = found.show().panels[0]
     assert difference(unpacked(panel["values"]), found.recovered.float()) <= 1e-6
     assert (panel["rows"], panel["columns"]) == (["block 0", "block 1"], ["1", "5", "3", "6"])
     assert panel["places"] == [0, 1, 2, 3]
     assert f"{found.agreement['correlation']:.3g}" in panel["note"]
-    found = patch(network, None, clean, corrupt, logit_diff(3, 5), site="attn.z", positions="all", layers=[1])
+    found = patch(of_ids(network), clean, corrupt, logit_diff(3, 5), site="attn.z", positions="all", layers=[1])
     panel = found.show().panels[0]
     assert (panel["rows"], panel["columns"]) == (["1.0", "1.1"], ["all positions"])
     assert difference(unpacked(panel["values"])[:, 0], found.recovered[0, 0].float()) <= 1e-6
     with pytest.raises(InputError, match="nothing to recover"):
-        patch(network, None, clean, clean, logit_diff(3, 5)).show()
-    lost = ablate(network, None, [clean, corrupt], logit_diff(3, 5), kind="zero")
+        patch(of_ids(network), clean, clean, logit_diff(3, 5)).show()
+    lost = ablate(of_ids(network), [clean, corrupt], logit_diff(3, 5), kind="zero")
     assert difference(unpacked(lost.show().panels[0]["values"]), lost.effect.float()) <= 1e-6
-    lost = ablate(network, None, [clean, corrupt], logit_diff(3, 5), site="mlp_out")
+    lost = ablate(of_ids(network), [clean, corrupt], logit_diff(3, 5), site="mlp_out")
     assert difference(torch.tensor(lost.show().panels[0]["values"]), lost.effect.float()) <= 1e-3
-    why = trace(network, None, clean).why(1, 0)
+    why = trace(of_ids(network), clean).why(1, 0)
     panel, scores = why.show().panels
     assert difference(unpacked(panel["values"]).sum(0), why.scores.float()) <= 1e-5
     assert difference(torch.tensor(scores["values"]), why.scores.float()) <= 1e-3

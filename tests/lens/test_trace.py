@@ -19,7 +19,9 @@ from pellucid.model.weights import state_of
 from pellucid.reference import transformer as reference
 from pellucid.reference.tap import TensorRecorder
 from pellucid.tensor_names import names
+from pellucid.text.tokenizers.base import TokenizerError
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
+from pellucid.text_model import Model, of_ids
 from running import any_architectures, call, draw_tokens, source_tokens
 
 A = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2})
@@ -30,7 +32,7 @@ def look(network, tokens, **options):
     a = network.architecture
     if a.encoder is not None:
         options["source"] = source_tokens(a, tokens.size(0))
-    return trace(network, None, tokens, **options)
+    return trace(of_ids(network), tokens, **options)
 
 
 @settings(max_examples=30)
@@ -74,7 +76,7 @@ def test_recomputed_tensors_are_the_kept_ones_bit_for_bit(a):
 
 
 def test_three_spellings_are_one_tensor():
-    t = trace(make_network(A), None, draw_tokens(A))
+    t = trace(of_ids(make_network(A)), draw_tokens(A))
     one = t["blocks.1.attn.pattern"]
     assert torch.equal(one, t[1].attn.pattern)
     assert torch.equal(one, t["blocks.1.attn.hook_pattern"])
@@ -92,7 +94,7 @@ def test_three_spellings_are_one_tensor():
     ],
 )
 def test_names_that_are_none_say_why(key, reason):
-    t = trace(make_network(A), None, draw_tokens(A))
+    t = trace(of_ids(make_network(A)), draw_tokens(A))
     with pytest.raises(KeyError) as refused:
         t[key]
     assert reason in str(refused.value)
@@ -109,20 +111,20 @@ def test_rows_of_a_padded_batch_are_themselves(a, data):
     network, options = make_network(a), {}
     if a.encoder is not None:
         options["source"] = [draw_tokens(a.encoder, 1, 1 + k % 3, seed=k)[0].tolist() for k in range(len(rows))]
-    t = trace(network, None, rows, **options)
+    t = trace(of_ids(network), rows, **options)
     assert t.inputs.real.sum(1).tolist() == [len(ids) for ids in rows]
     for r, ids in enumerate(rows):
-        alone = trace(network, None, ids, **({"source": options["source"][r]} if options else {}))
+        alone = trace(of_ids(network), ids, **({"source": options["source"][r]} if options else {}))
         assert difference(t.logits[r, : len(ids)], alone.logits[0]) <= 1e-10
 
 
 def test_texts_are_fed_as_they_are():
     tokenizer = learn_tokenizer("char", ["abcd "], None)
     network = make_network(A)
-    t = trace(network, tokenizer, "abba")
+    t = trace(Model(network, tokenizer), "abba")
     assert t.tokens == ["a", "b", "b", "a"]
-    assert trace(network, tokenizer, "ab", bos=True).tokens == ["<|endoftext|>", "a", "b"]
-    batch = trace(network, tokenizer, ["ab", "abcd"])
+    assert trace(Model(network, tokenizer), "ab", bos=True).tokens == ["<|endoftext|>", "a", "b"]
+    batch = trace(Model(network, tokenizer), ["ab", "abcd"])
     assert batch.tokens == [["a", "b"], ["a", "b", "c", "d"]]
     assert batch.loss.isnan().tolist() == [[False, True, True], [False] * 3]
     expected = network(t.ids)[0].log_softmax(-1)[:-1].gather(1, t.ids[0, 1:, None])[:, 0]
@@ -140,7 +142,6 @@ def test_texts_are_fed_as_they_are():
         ([[]], {}, "text 0 has 0 tokens"),
         ([1] * 9, {}, "expected 1 to n_ctx = 8"),
         ([11], {}, "this network knows 0 to 10"),
-        ("text", {}, "no tokenizer"),
         ([1], {"source": [2]}, "leave source out"),
         ([1], {"prefix": 1}, "leave prefix out"),
         ([1], {"segments": [0]}, "n_segments = 0: leave segments out"),
@@ -148,31 +149,41 @@ def test_texts_are_fed_as_they_are():
 )
 def test_inputs_that_are_none_say_why(given, options, reason):
     with pytest.raises(InputError, match=reason):
-        read_inputs(make_network(A), None, given, **options)
+        read_inputs(of_ids(make_network(A)), given, **options)
+
+
+def test_without_a_tokenizer_texts_are_ids():
+    model = of_ids(make_network(A))
+    t = trace(model, "1 10 3")
+    assert t.ids.tolist() == [[1, 10, 3]]
+    assert t.tokens == ["1", "10", "3"]
+    assert t.token_id("10") == 10
+    with pytest.raises(TokenizerError, match="no tokenizer"):
+        trace(model, "text")
 
 
 @pytest.mark.parametrize("segments", [[0, 0, 1], [0, 2], [[0, 1], [0]], [0, -1], [0.5, 1.0], "ab"], ids=str)
 def test_segments_that_do_not_fit_are_refused(segments):
     network = make_network(A.with_fields({"n_segments": 2}))
-    assert read_inputs(network, None, [4, 5], segments=[0, 1]).segments.tolist() == [[0, 1]]
+    assert read_inputs(of_ids(network), [4, 5], segments=[0, 1]).segments.tolist() == [[0, 1]]
     with pytest.raises(InputError, match="give one number from 0 to 1 for each of 2 tokens of 1 rows"):
-        read_inputs(network, None, [4, 5], segments=segments)
+        read_inputs(of_ids(network), [4, 5], segments=segments)
 
 
 def test_tokens_of_a_prefix_are_not_predicted():
     """Every position reads a prefix, so that the loss of its tokens would be that of tokens that were read."""
     network = make_network(A.with_fields({"attention.mask": "prefix"}))
-    t = trace(network, None, [[1, 2, 3, 4, 5], [6, 7, 8]], prefix=[3, 0])
+    t = trace(of_ids(network), [[1, 2, 3, 4, 5], [6, 7, 8]], prefix=[3, 0])
     assert t.loss.isnan().tolist() == [[True, True, False, False], [False, False, True, True]]
     expected = -t.logits[0, 2:4].log_softmax(-1).gather(1, torch.tensor([[4], [5]])).mean()
     assert difference(loss().of(t)(t.logits)[0], expected) <= 1e-12
     for prefix in (-1, 6, [1, 9], [1]):
         with pytest.raises(InputError, match="give one number for each row, from 0 to its length"):
-            trace(network, None, [[1, 2, 3, 4, 5], [6, 7, 8]], prefix=prefix)
+            trace(of_ids(network), [[1, 2, 3, 4, 5], [6, 7, 8]], prefix=prefix)
 
 
 def test_a_masked_model_has_no_next_token_loss():
-    t = trace(make_network(A.with_fields({"attention.mask": "bidirectional"})), None, [1, 2, 3])
+    t = trace(of_ids(make_network(A.with_fields({"attention.mask": "bidirectional"}))), [1, 2, 3])
     with pytest.raises(InputError, match="has read the next token"):
         _ = t.loss
 
@@ -204,27 +215,27 @@ def test_gradients_are_slopes(a, data):
 
 def test_a_trace_with_gradients_keeps_the_graph():
     network = make_network(A)
-    t = trace(network, None, draw_tokens(A), keep=["blocks.0.attn.pattern"], grad=True)
+    t = trace(of_ids(network), draw_tokens(A), keep=["blocks.0.attn.pattern"], grad=True)
     (slope,) = torch.autograd.grad(t.logits.square().sum(), [t["blocks.0.attn.pattern"]])
     assert slope.abs().max() > 0
     with pytest.raises(KeyError, match=r"keep=\['blocks.0.attn.z'\], or keep='\*' for every tensor; .* detached\(\)"):
         _ = t["blocks.0.attn.z"]
-    assert not trace(network, None, draw_tokens(A), keep="*").logits.requires_grad
+    assert not trace(of_ids(network), draw_tokens(A), keep="*").logits.requires_grad
 
 
 def test_a_trace_with_gradients_has_the_values_of_one_without():
     """What gives no gradients reads it as it is, everything else through `detached`."""
     network, ids, metric = make_network(A), draw_tokens(A), logit(3)
-    plain, graph = trace(network, None, ids), trace(network, None, ids, grad=True)
+    plain, graph = trace(of_ids(network), ids), trace(of_ids(network), ids, grad=True)
     assert torch.equal(graph.saliency(metric), plain.saliency(metric))
     assert torch.equal(graph.lens().entropy, plain.lens().entropy)
     assert torch.equal(follow_tokens(graph, [3]).probability, follow_tokens(plain, [3]).probability)
     assert graph.show().panels == plain.show().panels
     assert torch.equal(graph.attribute(3).values, plain.attribute(3).values)
     capped = make_network(A.with_fields({"logit_cap": 2.0}))
-    whole = trace(capped, None, ids, keep="*", grad=True).attribute(3)
+    whole = trace(of_ids(capped), ids, keep="*", grad=True).attribute(3)
     assert not whole.values.requires_grad
-    assert abs(whole.after_cap - trace(capped, None, ids).attribute(3).after_cap) <= 1e-12
+    assert abs(whole.after_cap - trace(of_ids(capped), ids).attribute(3).after_cap) <= 1e-12
     detached = graph.detached()
     assert torch.equal(detached["blocks.0.attn.z"], plain["blocks.0.attn.z"])
     assert not detached.logits.requires_grad
@@ -237,7 +248,7 @@ def test_a_trace_with_gradients_has_the_values_of_one_without():
 def test_a_network_in_training_is_looked_at_without_dropout_and_goes_back(a):
     network, tokens = make_network(a.with_fields({"dropout": 0.5})), draw_tokens(a)
     expected = network(tokens)
-    assert torch.equal(trace(network.train(), None, tokens).logits, expected)
+    assert torch.equal(trace(of_ids(network.train()), tokens).logits, expected)
     assert network.training
 
 

@@ -20,6 +20,7 @@ from pellucid.option_values import ArchitectureError
 from pellucid.parameter_counts import count_active_parameters, count_parameters
 from pellucid.plan.flops import flops
 from pellucid.reference import transformer as reference
+from pellucid.text_model import of_ids
 from running import draw_tokens
 
 FIELDS = {"mlp.experts": 5, "mlp.experts_per_token": 2, "mlp.d_ff": 6, "attention.n_heads": 2}
@@ -73,14 +74,14 @@ def test_a_trace_and_an_edit_of_one_expert_are_the_reference_s(a):
 def test_weights_of_unused_experts_have_slopes(a):
     """d metric / d weight of every expert is what moving this weight changes, used or not."""
     network, ids, name = make_network(a), draw_tokens(a, 1, 4), "blocks.1.mlp.expert_weights"
-    alone, metric = traced(network, None, ids, keep=name, grad=True), logit_diff(3, 5)
+    alone, metric = traced(of_ids(network), ids, keep=name, grad=True), logit_diff(3, 5)
     slope = alone.gradient(metric, name)[name][0, -1]
     (kept,) = torch.autograd.grad(metric.of(alone)(alone.logits).sum(), [alone[name]])
     assert (alone[name][0, -1] == 0).sum() == a.mlp.experts - a.mlp.experts_per_token
     assert difference(kept[0, -1], slope) <= 1e-12
 
     def moved(size: float) -> float:
-        t = traced(network, None, ids, edits=[add(name, size * step, pos=3)])
+        t = traced(of_ids(network), ids, edits=[add(name, size * step, pos=3)])
         return float(metric.of(t)(t.logits)[0])
 
     for expert in range(a.mlp.experts):
@@ -89,8 +90,10 @@ def test_weights_of_unused_experts_have_slopes(a):
         assert slope[expert].abs() > 1e-6
     # another run's weights put into the unused experts are estimated by them
     other = [*ids[0, :-1].tolist(), (int(ids[0, -1]) + 1) % a.n_vocab]
-    found = patch(network, None, other, ids, metric, site="mlp.expert_weights", layers=[1], positions=[3], mode="both")
-    change = traced(network, None, other, keep=name)[name][0, -1] - alone[name][0, -1].detach()
+    found = patch(
+        of_ids(network), other, ids, metric, site="mlp.expert_weights", layers=[1], positions=[3], mode="both"
+    )
+    change = traced(of_ids(network), other, keep=name)[name][0, -1] - alone[name][0, -1].detach()
     assert abs(float(found.estimate[0, 0]) - found.corrupt - float(change @ slope)) <= 1e-9
 
 
@@ -100,8 +103,8 @@ def test_without_gradients_only_the_experts_that_are_used_compute():
     for expert in network.blocks[0].mlp.experts:
         expert.register_forward_hook(lambda module, given, y: rows.append(given[0].size(0)))
     name = "blocks.0.mlp.expert_weights"
-    expected = traced(network, None, ids).logits
-    assert torch.equal(traced(network, None, ids, keep=name, edits=[scale(name, 1.0)]).logits, expected)
+    expected = traced(of_ids(network), ids).logits
+    assert torch.equal(traced(of_ids(network), ids, keep=name, edits=[scale(name, 1.0)]).logits, expected)
     assert sum(rows) == 2 * BASE.mlp.experts_per_token * ids.numel()
 
 
@@ -172,7 +175,7 @@ def test_adapters_reach_every_expert_and_not_the_router():
 @pytest.fixture(scope="module", params=["pre", "sandwich", "post"])
 def trace(request):
     a = BASE.with_fields({**SHARED, "block": request.param})
-    return traced(make_network(a), None, draw_tokens(a, 1, 6))
+    return traced(of_ids(make_network(a)), draw_tokens(a, 1, 6))
 
 
 def test_attribution_by_expert_is_exact(trace):
@@ -192,4 +195,4 @@ def test_splits_that_a_network_does_not_have_are_refused(trace):
         attribute(trace, 4, by="neuron")
     dense = BASE.with_fields({"mlp.experts": 0})
     with pytest.raises(InputError, match=r"by = 'expert' and mlp.experts = 0"):
-        attribute(traced(make_network(dense), None, draw_tokens(dense, 1, 3)), 4, by="expert")
+        attribute(traced(of_ids(make_network(dense)), draw_tokens(dense, 1, 3)), 4, by="expert")

@@ -21,6 +21,7 @@ from pellucid.model.weights import initialise, load_state, state_of
 from pellucid.reference.generation import generate_with_cache
 from pellucid.reference.layers import rotary_factor, rotary_frequencies
 from pellucid.reference.transformer import forward
+from pellucid.text_model import of_ids
 from pellucid.verify.parity import float32_angles
 
 TOLERANCE = 1e-12
@@ -197,8 +198,8 @@ def test_their_cache_is_not_the_whole_text_beyond_the_training_and_ours_is():
 def test_a_trace_of_texts_on_both_sides_of_the_border_is_refused():
     network = model_and_network("longrope")[1]
     with pytest.raises(InputError, match=r"texts of 5 to 6 tokens: longrope has other frequencies"):
-        read_inputs(network, None, [[1] * 5, [1] * 6])
-    assert read_inputs(network, None, [[1] * 6, [1] * 7]).tokens.shape == (2, 7)
+        read_inputs(of_ids(network), [[1] * 5, [1] * 6])
+    assert read_inputs(of_ids(network), [[1] * 6, [1] * 7]).tokens.shape == (2, 7)
 
 
 def test_the_definition_s_cache_is_read_again_at_the_border():

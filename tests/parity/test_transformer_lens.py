@@ -17,6 +17,7 @@ from theirs import TOLERANCE, as_ours, draw, perturb
 from pellucid.lens import InputError, trace
 from pellucid.lens.compatibility import their_names
 from pellucid.tensor_names import canonical, classic_names, names, row, select
+from pellucid.text_model import of_ids
 from running import with_encoder
 from some_cases import one_in
 
@@ -64,7 +65,7 @@ def bridged(family):
         tokens = draw(network.architecture, batch=2, n=7)
         with torch.no_grad():
             _, cache = bridge.run_with_cache(tokens)
-    return trace(network, None, tokens), dict(cache.items())
+    return trace(of_ids(network), tokens), dict(cache.items())
 
 
 @pytest.fixture(scope="module")
@@ -163,4 +164,4 @@ def test_encoder_decoders_have_other_names(sides):
     a = with_encoder(sides("gpt2")[0].architecture)
     network = type(sides("gpt2")[0].network)(a)
     with pytest.raises(InputError, match="names the tensors of encoder-decoders differently"):
-        trace(network, None, [1, 2], source=[1]).as_transformer_lens()
+        trace(of_ids(network), [1, 2], source=[1]).as_transformer_lens()

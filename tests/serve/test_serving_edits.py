@@ -25,6 +25,7 @@ from pellucid.lens.trace import trace
 from pellucid.model import Transformer
 from pellucid.serve.batching import BatchingEngine, sequence_bytes
 from pellucid.text.ids import IdTokenizer
+from pellucid.text_model import Model
 
 #: a steering vector, a silenced head, and a part of the positions
 EDITS = (
@@ -87,7 +88,7 @@ def test_log_probabilities_under_edits_are_those_of_a_trace_with_them(network):
     generation = request(prompt, echo=True, taps=GenerationTrace(network, edits))
     client = serve(BatchingEngine(network, IdTokenizer(11), chunk=2), [generation])[0]
     ids = [*prompt, *client.tokens]
-    traced = trace(network, IdTokenizer(11), [ids], edits=edits)
+    traced = trace(Model(network, IdTokenizer(11)), [ids], edits=edits)
     expected = traced["logits"][0].log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]]
     served = [*generation.prompt_scores[1:], *(event.score for event in client.events)]
     np.testing.assert_allclose([score.log_prob for score in served], expected.numpy(), atol=1e-10)

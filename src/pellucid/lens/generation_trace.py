@@ -16,7 +16,7 @@ from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.interventions import EditContext, functions, resolve
 from pellucid.model import Recorder, Tap, Transformer
 from pellucid.tensor_names import axes, select
-from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text_model import Model
 
 
 class GenerationTrace(TapFactory):
@@ -123,12 +123,11 @@ class GenerationTrace(TapFactory):
 
 
 def generate_traced(
-    network: Transformer,
-    tokenizer: Tokenizer,
-    prompt: str,
+    model: Model,
+    prompt: str = "",
+    *,
     keep: str | Sequence[str],
     edits: Sequence[Edit] = (),
-    *,
     n: int = 1,
     **options: Unpack[GenerateOptions],
 ) -> tuple[Generated, dict[str, Tensor]]:
@@ -140,8 +139,8 @@ def generate_traced(
         raise InputError(
             "tensors are kept of one text, but beams or n generate several: generate first, then trace the result"
         )
-    watch = GenerationTrace(network, edits, keep)
-    generated = generate(network, tokenizer, prompt, taps=watch, **options)[0]
+    watch = GenerationTrace(model.network, edits, keep)
+    generated = generate(model.network, model.tokenizer, prompt, taps=watch, **options)[0]
     return generated, watch.tensors()
 
 

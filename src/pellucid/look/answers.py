@@ -47,17 +47,15 @@ def nested(values: Any) -> Any:
     return [nested(value) for value in values] if isinstance(values, list) else json_number(values)
 
 
-def spell(tokenizer: Tokenizer | None, token: int) -> str:
+def spell(tokenizer: Tokenizer, token: int) -> str:
     """A token as text; its id where nothing spells it."""
-    if tokenizer is None or token >= tokenizer.n_vocab:
-        return str(token)
-    return tokenizer.token_str(token)
+    return str(token) if token >= tokenizer.n_vocab else tokenizer.token_str(token)
 
 
-def token_object(tokenizer: Tokenizer | None, token: int) -> dict[str, Any]:
+def token_object(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
     """One token: its id, its text as `Trace.tokens` has it, its bytes in base64, and whether it is special."""
     text = spell(tokenizer, token)
-    if tokenizer is None or token >= tokenizer.n_vocab:
+    if token >= tokenizer.n_vocab:
         return {"id": token, "text": text, "bytes": "", "special": True}
     special = token in tokenizer.special.values()
     raw = b"" if special else tokenizer.token_bytes(token)

@@ -100,7 +100,8 @@ def attention_overview(t: Recording, part: str = "attn", side: int = THUMBNAIL_S
         yield {"layer": layer, "tiles": tiles, "scores": {kind: numbers(values) for kind, values in scores.items()}}
     if chosen == "attn":
         try:
-            yield {"copying": numbers(Circuits(t.module(""), t.tokenizer).copying())}
+            t.module("")
+            yield {"copying": numbers(Circuits(t.model).copying())}
         except CircuitError as error:
             yield {"copying_reason": str(error)}
 

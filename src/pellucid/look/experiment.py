@@ -176,8 +176,7 @@ def patch_lines(model: Model, body: PatchBody) -> Iterator[dict[str, Any]]:
     body = body.model_copy(update={"metric": body.metric.named(model)})
     estimated = body.metric.kind != "kl"
     pair = PatchingPair(
-        model.network,
-        model.tokenizer,
+        model,
         body.b,
         body.a,
         body.metric.metric(),

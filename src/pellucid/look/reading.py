@@ -265,7 +265,7 @@ def sampled(trace: Trace | PredictorTrace, pos: int, sampling: Sampling, draw: i
 
 def plain_text(trace: Trace | PredictorTrace, token: int) -> str:
     """The text of a token that can be written behind a prompt; "" for a special one and for a part of a character."""
-    if trace.tokenizer is None or token >= trace.tokenizer.n_vocab:
+    if token >= trace.tokenizer.n_vocab:
         return ""
     try:
         return trace.tokenizer.token_bytes(token).decode("utf-8")

@@ -218,18 +218,13 @@ def token_of(text: str) -> str | int:
 def known_token(vocabulary: VocabularyView, token: str | int) -> int:
     """The id of a token of a table, also where a part of a character is written as the pages show it.
 
-    A table without a tokenizer, such as that of positions, is read by the number of a row. Raises InputError for
-    others.
+    A row of the table of positions is read by its number. Raises InputError, or TokenizerError, for others.
     """
-    if vocabulary.tokenizer is None and isinstance(token, str) and token.isdecimal():
-        token = int(token)
     try:
         return vocabulary.token_id(token)
     except InputError:
         # a token that does not encode back to itself, such as half a character, is shown by its spelling
-        shown = (
-            [] if vocabulary.tokenizer is None else [i for i in range(vocabulary.n_ids) if vocabulary.spell(i) == token]
-        )
+        shown = [i for i in range(vocabulary.n_ids) if vocabulary.spell(i) == token]
         if not shown:
             raise
         return shown[0]

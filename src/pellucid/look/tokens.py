@@ -61,8 +61,6 @@ def text_pieces(trace: Trace | PredictorTrace, text: str) -> dict[str, Any]:
     """
     tokenizer = trace.tokenizer
     ids = trace.ids[0, : trace.inputs.lengths[0]].tolist()
-    if tokenizer is None:
-        return {"bytes": [""] * len(ids), "characters": [], "words": [], "reason": "this network has no tokenizer"}
     special = set(tokenizer.special.values())
     plain = [i for i in ids if i not in special]
     try:
@@ -230,4 +228,4 @@ def written_by(ngram: NGram, ids: list[int], seed: int) -> list[int]:
 
 def trace_text(trace: Trace | PredictorTrace, ids: list[int]) -> str:
     """Ids as text, without special ones."""
-    return trace.tokenizer.decode(ids) if trace.tokenizer is not None else " ".join(map(str, ids))
+    return trace.tokenizer.decode(ids)

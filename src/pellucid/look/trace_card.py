@@ -62,7 +62,7 @@ def entropies(log_probs: Tensor) -> list[float | None]:
     return numbers(bits)
 
 
-def likeliest(log_probs: Tensor, tokenizer: Tokenizer | None) -> list[list[dict[str, Any]]]:
+def likeliest(log_probs: Tensor, tokenizer: Tokenizer) -> list[list[dict[str, Any]]]:
     """The likeliest tokens of each row of log-probabilities [n, n_vocab]; none for a row that is NaN."""
     best = log_probs.topk(min(TOP, log_probs.size(-1)), dim=-1)
     return [

@@ -14,9 +14,9 @@ from pellucid.lens.core.forward import frozen_network
 from pellucid.lens.core.inputs import InputError, InputOptions, Texts, read_inputs
 from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.figure import Figure, show
-from pellucid.model import Recorder, Transformer
+from pellucid.model import Recorder
 from pellucid.tensor_names import axes
-from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text_model import Model
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,7 @@ class Ablation:
 
 
 def ablate(
-    network: Transformer,
-    tokenizer: Tokenizer | None,
+    model: Model,
     texts: Texts,
     metric: Metric,
     *,
@@ -67,16 +66,14 @@ def ablate(
     """
     if kind not in ("zero", "mean", "resample"):
         raise InputError(f"kind = {kind!r}: expected zero, mean or resample")
-    chosen = list(range(network.architecture.n_layers)) if layers is None else list(layers)
+    chosen = list(range(model.architecture.n_layers)) if layers is None else list(layers)
     names = [f"blocks.{layer}.{site}" for layer in chosen]
-    t = Recording(network, tokenizer, read_inputs(network, tokenizer, texts, **options))
+    t = Recording(model, read_inputs(model, texts, **options))
     names = [t.full_name(name) for name in names]
     if kind == "mean":
         for name in names:
             check_has_mean(name)
-    other = (
-        t if reference is None else Recording(network, tokenizer, read_inputs(network, tokenizer, reference, **options))
-    )
+    other = t if reference is None else Recording(model, read_inputs(model, reference, **options))
     if kind == "resample" and other is t and len(t.inputs.lengths) < 2:
         raise InputError("resample takes the values of another text: give at least two texts, or a reference")
     if kind == "resample" and len({n for x in (t, other) for name in names for n in x.inputs_of(name).lengths}) > 1:
@@ -84,7 +81,7 @@ def ablate(
             "resample takes the values of another text at the same position: give texts with equal numbers of tokens"
         )
     prepared = PreparedMetric(metric, t)
-    with frozen_network(network):
+    with frozen_network(model.network):
         parts = [_layer(t, prepared, name, _substitute(t, other, name, kind)) for name in names]
         values = torch.stack(parts) if parts else t.stream().new_zeros(0)
     return Ablation(site, kind, metric.name, float(prepared(t.logits.detach()).mean()), chosen, values)

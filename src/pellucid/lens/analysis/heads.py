@@ -16,9 +16,8 @@ from torch import Tensor
 from pellucid.lens.core.inputs import InputError, InputOptions, Inputs, Texts, read_inputs
 from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.figure import Figure, show
-from pellucid.model import Transformer
 from pellucid.tensor_names import AttentionPart, attention_scope
-from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text_model import Model
 
 HeadScore = Literal["previous", "duplicate", "first", "induction", "attended_rank", "entropy"]
 #: the scores of the table, in its order
@@ -79,8 +78,7 @@ class Heads:
 
 
 def detect_heads(
-    network: Transformer,
-    tokenizer: Tokenizer | None = None,
+    model: Model,
     text: Texts | None = None,
     *,
     rows: int | None = None,
@@ -109,24 +107,22 @@ def detect_heads(
         if ignored := [name for name, value in of_random.items() if value is not None]:
             raise InputError(f"{ignored[0]} is for random tokens, but a text was given: leave {ignored[0]} or text out")
         shown = text if isinstance(text, str) else "texts"
-        return head_scores(
-            Recording(network, tokenizer, read_inputs(network, tokenizer, text, **options)), shown, kinds
-        )
-    a = network.architecture
+        return head_scores(Recording(model, read_inputs(model, text, **options)), shown, kinds)
+    a, tokenizer = model.architecture, model.tokenizer
     if a.encoder is not None:
         raise InputError("an encoder-decoder needs a text and a source: give text=... and source=...")
     if ignored := [name for name, value in options.items() if value is not None and name != "bos"]:
         raise InputError(f"{ignored[0]} is for a text, but none was given: give text=..., or leave {ignored[0]} out")
-    lead = _opening(tokenizer) if options.get("bos") else []
+    lead = tokenizer.opening if options.get("bos") else []
     n = _fitting_period(a.n_ctx, len(lead), period)
     if rows is not None and rows < 1:
         raise InputError(f"rows = {rows}: expected 1 or more sequences of random tokens")
-    n_tokens = a.n_vocab if tokenizer is None else min(a.n_vocab, tokenizer.n_vocab)
+    n_tokens = min(a.n_vocab, tokenizer.n_vocab)
     tokens = repeated_tokens(n_tokens, 4 if rows is None else rows, n, 0 if seed is None else seed)
     tokens = torch.cat([torch.tensor(lead, dtype=torch.long).expand(len(tokens), -1), tokens], 1)
-    inputs = Inputs(tokens.to(network.embed.token.weight.device), (tokens.size(1),) * len(tokens))
+    inputs = Inputs(tokens.to(model.network.embed.token.weight.device), (tokens.size(1),) * len(tokens))
     shown = f"{n} random tokens, twice" + (", after the tokenizer's opening" if lead else "")
-    return head_scores(Recording(network, tokenizer, inputs), shown, kinds)
+    return head_scores(Recording(model, inputs), shown, kinds)
 
 
 def _fitting_period(n_ctx: int, n_lead: int, period: int | None) -> int:
@@ -137,13 +133,6 @@ def _fitting_period(n_ctx: int, n_lead: int, period: int | None) -> int:
         behind = f", {n_lead} of which bos=True takes" if n_lead else ""
         raise InputError(f"period = {n}: expected two periods to fit into the context of {n_ctx}{behind}")
     return n
-
-
-def _opening(tokenizer: Tokenizer | None) -> list[int]:
-    """What is read before a text with bos=True. Raises InputError without a tokenizer."""
-    if tokenizer is None:
-        raise InputError("bos=True was given, but this network has no tokenizer: leave bos out")
-    return tokenizer.opening
 
 
 def repeated_tokens(n_vocab: int, rows: int, period: int, seed: int) -> Tensor:

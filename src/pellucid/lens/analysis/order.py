@@ -78,10 +78,10 @@ def reorder(trace: Recording, order: list[int], *, positions: bool = True, mask:
         raise InputError(f"order {order}: expected each position from 0 to {n - 1} once")
     if trace.inputs.source is not None:
         raise InputError("this model reads a source beside the text: its order is not taken apart here")
-    network = without_order(trace.module(""), positions=positions, mask=mask)
     ids = trace.ids[0, :n].tolist()
     rows = [ids, [ids[i] for i in order]]
-    both = Recording(network, trace.tokenizer, read_inputs(network, trace.tokenizer, rows))
+    other = replace(trace.model, network=without_order(trace.module(""), positions=positions, mask=mask))
+    both = Recording(other, read_inputs(other, rows))
     stream = both.stream()
     back = torch.empty_like(stream[1])
     back[torch.tensor(order)] = stream[1]

@@ -19,11 +19,11 @@ from pellucid.lens.core.forward import frozen_network
 from pellucid.lens.core.inputs import InputError, InputOptions, Inputs, Texts, read_inputs
 from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.figure import Figure, show
-from pellucid.model import Cache, Recorder, Transformer
+from pellucid.model import Cache, Recorder
 from pellucid.model.block import BlockInputs
 from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.tensor_names import axes
-from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text_model import Model
 
 #: most entries of a batch's largest tensor: 64 MiB in float32
 MOST = 2**24
@@ -93,8 +93,7 @@ class Patching:
 
 
 def patch(
-    network: Transformer,
-    tokenizer: Tokenizer | None,
+    model: Model,
     clean: Texts,
     corrupt: Texts,
     metric: Metric,
@@ -123,8 +122,7 @@ def patch(
     if mode not in ("exact", "attribution", "both"):
         raise InputError(f"mode = {mode!r}: expected exact, attribution or both")
     pair = PatchingPair(
-        network,
-        tokenizer,
+        model,
         clean,
         corrupt,
         metric,
@@ -160,8 +158,7 @@ class PatchingPair:
 
     def __init__(
         self,
-        network: Transformer,
-        tokenizer: Tokenizer | None,
+        model: Model,
         clean: Texts,
         corrupt: Texts,
         metric: Metric,
@@ -173,7 +170,7 @@ class PatchingPair:
         corrupt_source: Texts | None = None,
         **options: Unpack[InputOptions],
     ):
-        one, other = read_pair(network, tokenizer, clean, corrupt, corrupt_source, **options)
+        one, other = read_pair(model, clean, corrupt, corrupt_source, **options)
         if len(one.lengths) != 1:
             raise InputError(f"{len(one.lengths)} texts were given: patching needs one clean text and one corrupt one")
         self.site, self.gradients = site, gradients
@@ -182,10 +179,10 @@ class PatchingPair:
                 "kl() compares the corrupt run with itself, where its slope is 0, and so is every estimate: give "
                 "kl(to=...) a trace, such as that of the clean text, or mode='exact'"
             )
-        self.layers = list(range(network.architecture.n_layers)) if layers is None else list(layers)
+        self.layers = list(range(model.architecture.n_layers)) if layers is None else list(layers)
         names = [f"blocks.{layer}.{site}" for layer in self.layers]
-        self.good = Recording(network, tokenizer, one, names)
-        self.bad = (_Graph if gradients else Recording)(network, tokenizer, other, names)
+        self.good = Recording(model, one, names)
+        self.bad = (_Graph if gradients else Recording)(model, other, names)
         self.names = [self.bad.full_name(name) for name in names]
         self.metric = PreparedMetric(metric, self.bad)
         check_alike(self.good, self.bad, self.names)
@@ -258,8 +255,7 @@ def name_of_metric(metric: Metric, text: str) -> str:
 
 
 def read_pair(
-    network: Transformer,
-    tokenizer: Tokenizer | None,
+    model: Model,
     clean: Texts,
     corrupt: Texts,
     corrupt_source: Texts | None,
@@ -267,7 +263,7 @@ def read_pair(
 ) -> tuple[Inputs, Inputs]:
     """Two recordings of the same shapes. Raises InputError for texts or sources of different lengths."""
     theirs: InputOptions = options if corrupt_source is None else {**options, "source": corrupt_source}
-    one, other = read_inputs(network, tokenizer, clean, **options), read_inputs(network, tokenizer, corrupt, **theirs)
+    one, other = read_inputs(model, clean, **options), read_inputs(model, corrupt, **theirs)
     if one.lengths != other.lengths:
         raise InputError(
             f"the clean text has {list(one.lengths)} tokens and the corrupt one {list(other.lengths)}: give texts with "

@@ -13,9 +13,8 @@ from pellucid.lens.analysis.metrics import Metric, PreparedMetric
 from pellucid.lens.analysis.patching import check_alike, name_of_metric, read_pair
 from pellucid.lens.core.inputs import InputError, InputOptions, Texts
 from pellucid.lens.core.recording import Recording
-from pellucid.model import Transformer
 from pellucid.tensor_names import axes, names
-from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text_model import Model
 
 #: a tensor of one block, and one of its heads or None for the whole tensor
 End = tuple[str, int | None]
@@ -45,8 +44,7 @@ class PathEffect:
 
 
 def path_patch(
-    network: Transformer,
-    tokenizer: Tokenizer | None,
+    model: Model,
     clean: Texts,
     corrupt: Texts,
     metric: Metric,
@@ -79,18 +77,18 @@ def path_patch(
                 f"{end!r} is no end of a path: expected a tensor and one of its heads, or None for all of it, such as "
                 "('blocks.7.attn.q', 1); no receivers at all mean the logits"
             )
-    one, other = read_pair(network, tokenizer, clean, corrupt, corrupt_source, **options)
-    good, bad = Recording(network, tokenizer, one), Recording(network, tokenizer, other)
+    one, other = read_pair(model, clean, corrupt, corrupt_source, **options)
+    good, bad = Recording(model, one), Recording(model, other)
     name, ends = good.full_name(sender[0]), [good.full_name(receiver) for receiver, _ in receivers]
-    _check_open(name, ends, network.architecture, mlps)
+    _check_open(name, ends, model.architecture, mlps)
     check_alike(good, bad, [name])
     held = (".attn.z", ".cross.z", ".mlp_out") if mlps == "frozen" else (".attn.z", ".cross.z")
-    edits = [change.freeze(n, good) for n in names(network.architecture) if n.endswith(held)]
+    edits = [change.freeze(n, good) for n in names(model.architecture) if n.endswith(held)]
     edits += [_at(change.resample, name, bad[name], sender[1])]
-    heard = Recording(network, tokenizer, one, ends, edits)
+    heard = Recording(model, one, ends, edits)
     if receivers:
         told = [_at(change.set_to, n, heard[n], head) for n, (_, head) in zip(ends, receivers, strict=True)]
-        heard = Recording(network, tokenizer, one, (), told)
+        heard = Recording(model, one, (), told)
     # one function of logits for all three: KL compares each with the clean run, a loss scores the clean text's tokens
     prepared = PreparedMetric(metric, good)
     measured = [float(prepared(t.logits.detach()).mean()) for t in (good, bad, heard)]

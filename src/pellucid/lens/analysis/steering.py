@@ -10,17 +10,15 @@ from torch import Tensor
 
 from pellucid.lens.core.inputs import InputError, InputOptions, Texts, read_inputs
 from pellucid.lens.core.recording import Recording
-from pellucid.model import Transformer
 from pellucid.tensor_names import axes
-from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text_model import Model
 
 #: candidate ridge penalties, times the mean squared singular value of the activations
 PENALTIES = tuple(10.0**k for k in range(-6, 4))
 
 
 def activations(
-    network: Transformer,
-    tokenizer: Tokenizer | None,
+    model: Model,
     texts: Texts,
     name: str,
     pos: int | Literal["mean"] = -1,
@@ -29,7 +27,7 @@ def activations(
 ) -> Tensor:
     """A vector for each text: a tensor at one position, or its mean over the positions [text, m]."""
     rows = []
-    for t in _recordings(network, tokenizer, texts, at_once, options):
+    for t in _recordings(model, texts, at_once, options):
         full = t.full_name(name)
         if len(axes(full)) != 3:
             raise InputError(f"{full} has axes {' '.join(axes(full))}: expected one vector for each position")
@@ -40,8 +38,7 @@ def activations(
 
 
 def mean_activation(
-    network: Transformer,
-    tokenizer: Tokenizer | None,
+    model: Model,
     texts: Texts,
     at: str,
     at_once: int = 32,
@@ -53,7 +50,7 @@ def mean_activation(
     Raises InputError for scores and patterns, whose rows have a different length at each position, and for the loss.
     """
     total, count = torch.zeros(()), 0
-    for t in _recordings(network, tokenizer, texts, at_once, options):
+    for t in _recordings(model, texts, at_once, options):
         full = t.full_name(at)
         check_has_mean(full)
         if full == "loss":
@@ -62,7 +59,7 @@ def mean_activation(
         places = t[full].movedim(next(k for k, letter in enumerate(axes(full)) if letter in "ij"), 1)
         # sums are taken in float64, which MPS lacks
         total, count = total + places[inputs.real].cpu().double().sum(0), count + sum(inputs.lengths)
-    weight = network.embed.token.weight
+    weight = model.network.embed.token.weight
     mean = (total / count).to(weight.dtype).to(weight.device)
     return mean[None, :, None] if mean.ndim == 2 else mean[None, None]
 
@@ -74,9 +71,7 @@ def check_has_mean(full: str) -> None:
         raise InputError(f"{full} has axes {' '.join(letters)}: its rows differ in length, so they have no mean")
 
 
-def _recordings(
-    network: Transformer, tokenizer: Tokenizer | None, texts: Any, at_once: int, options: InputOptions
-) -> Iterator[Recording]:
+def _recordings(model: Model, texts: Any, at_once: int, options: InputOptions) -> Iterator[Recording]:
     """Recordings of the texts, `at_once` at a time, each with the options that belong to its texts."""
     listed: Any = [texts] if isinstance(texts, str) else texts.tolist() if isinstance(texts, Tensor) else list(texts)
     if listed and not isinstance(listed[0], str | list | tuple | Tensor):
@@ -85,7 +80,7 @@ def _recordings(
         span = slice(first, first + at_once)
         here: dict[str, Any] = {**options}
         here |= {name: x[span] for name, x in here.items() if _one_each(name, x, len(listed))}
-        yield Recording(network, tokenizer, read_inputs(network, tokenizer, listed[span], **here))
+        yield Recording(model, read_inputs(model, listed[span], **here))
 
 
 def _one_each(name: str, value: Any, n: int) -> bool:
@@ -96,8 +91,7 @@ def _one_each(name: str, value: Any, n: int) -> bool:
 
 
 def direction(
-    network: Transformer,
-    tokenizer: Tokenizer | None,
+    model: Model,
     towards: Texts,
     away: Texts,
     at: str,
@@ -110,7 +104,7 @@ def direction(
     `edits.add(at, direction, factor=...)` steers, in a trace and while text is generated (Turner et al. 2023; Marks
     and Tegmark 2023). The options are those of `activations`.
     """
-    one, other = (activations(network, tokenizer, texts, at, pos, at_once, **options) for texts in (towards, away))
+    one, other = (activations(model, texts, at, pos, at_once, **options) for texts in (towards, away))
     return one.mean(0) - other.mean(0)
 
 
@@ -137,6 +131,23 @@ class Probe:
         """The label, or the number, for each row of x [n, m]."""
         values = x.detach().cpu().double() @ self.weights.T + self.bias
         return [self.classes[int(k)] for k in values.argmax(1)] if self.classes else values[:, 0]
+
+
+def probe(
+    model: Model,
+    texts: Texts,
+    targets: Sequence[Any] | Tensor,
+    at: str,
+    *,
+    pos: int | Literal["mean"] = -1,
+    held_out: float = 0.3,
+    shuffles: int = 5,
+    seed: int = 0,
+    **options: Unpack[InputOptions],
+) -> Probe:
+    """Fit a ridge regression from a tensor of each text (`activations`) to targets, one for each text (`fit_probe`)."""
+    x = activations(model, texts, at, pos, **options)
+    return fit_probe(x, targets, held_out=held_out, shuffles=shuffles, seed=seed)
 
 
 def fit_probe(

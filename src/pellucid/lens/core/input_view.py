@@ -12,9 +12,9 @@ from pellucid.text.tokenizers.base import Tokenizer
 
 
 class VocabularyView:
-    """Converts token ids to readable text and back. Without a tokenizer, a token is shown as its id."""
+    """Converts token ids to readable text and back."""
 
-    tokenizer: Tokenizer | None
+    tokenizer: Tokenizer
     #: the ids that lists of tokens hold; None for all
     listed: Tensor | None = None
 
@@ -24,8 +24,8 @@ class VocabularyView:
         raise NotImplementedError
 
     def spell(self, token: int) -> str:
-        """A token as readable text; its id where there is no tokenizer, or the tokenizer has no such id."""
-        if self.tokenizer is None or token >= self.tokenizer.n_vocab:
+        """A token as readable text; its id where the tokenizer has no such id."""
+        if token >= self.tokenizer.n_vocab:
             return str(token)
         return self.tokenizer.token_str(token)
 
@@ -33,9 +33,7 @@ class VocabularyView:
         """The id of a token given as text or id; InputError where the text is not exactly one token, and for ids that
         the network does not have.
         """
-        if isinstance(token, str) and self.tokenizer is None:
-            raise InputError(f"the token {token!r} was given as text, but this network has no tokenizer: give its id")
-        number = one_token(self.tokenizer, token) if isinstance(token, str) and self.tokenizer else int(token)
+        number = one_token(self.tokenizer, token) if isinstance(token, str) else int(token)
         if not 0 <= number < self.n_ids:
             raise InputError(f"token {number}: there are {self.n_ids}, numbered from 0")
         return number

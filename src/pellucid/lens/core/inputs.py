@@ -10,9 +10,9 @@ from torch import Tensor
 
 from pellucid.architecture import Architecture
 from pellucid.generate.text import Generated
-from pellucid.model import Transformer
 from pellucid.model.mask import padding_mask, prefix_mask
 from pellucid.text.tokenizers.base import MASK, Tokenizer
+from pellucid.text_model import Model
 
 #: the input of a network: a text, texts, ids, rows of ids, or what `generate` returned
 Texts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Sequence[Tensor] | Tensor | Generated
@@ -73,8 +73,7 @@ class InputOptions(TypedDict, total=False):
 
 
 def read_inputs(
-    network: Transformer,
-    tokenizer: Tokenizer | None,
+    model: Model,
     texts: Texts,
     *,
     bos: bool | None = None,
@@ -96,7 +95,7 @@ def read_inputs(
 
     Raises InputError.
     """
-    a, device = network.architecture, network.embed.token.weight.device
+    a, device, tokenizer = model.architecture, model.network.embed.token.weight.device, model.tokenizer
     if (source is not None) != (a.encoder is not None):
         remedy = "has no encoder: leave source out" if a.encoder is None else "reads a source: pass source=..."
         raise InputError(f"this architecture {remedy}")
@@ -123,7 +122,7 @@ def read_inputs(
 Role = Literal["text", "masked", "target", "source"]
 
 
-def _rows(texts: Any, tokenizer: Tokenizer | None, role: Role, bos: bool | None = None) -> list[list[int]]:
+def _rows(texts: Any, tokenizer: Tokenizer, role: Role, bos: bool | None = None) -> list[list[int]]:
     """The ids of each row."""
     if isinstance(texts, str):
         texts = [texts]
@@ -135,12 +134,10 @@ def _rows(texts: Any, tokenizer: Tokenizer | None, role: Role, bos: bool | None 
     return [_ids(row, tokenizer, role, bos) for row in rows]
 
 
-def _ids(text: Any, tokenizer: Tokenizer | None, role: Role, bos: bool | None) -> list[int]:
+def _ids(text: Any, tokenizer: Tokenizer, role: Role, bos: bool | None) -> list[int]:
     """The ids of one text, in which blanks are mask tokens, and what is read beside it; ids are returned unchanged."""
     if not isinstance(text, str):
         return [operator.index(i) for i in text]
-    if tokenizer is None:
-        raise InputError("a text was given, but this network has no tokenizer: give ids")
     # other projects' names of the mask token are blanks only where a model fills blanks
     ids = tokenizer.blanked_ids(text) if role == "masked" or MASK in tokenizer.special else tokenizer.encode(text)
     if role == "source":

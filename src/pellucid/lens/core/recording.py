@@ -28,7 +28,7 @@ from pellucid.lens.core.interventions import (
 from pellucid.model import Recorder, Tap, Transformer
 from pellucid.model.fingerprint import Fingerprint, checksum
 from pellucid.tensor_names import TEMPLATES_BEFORE, canonical, names, select
-from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text_model import Model
 
 #: tensors that are computed from the logits: softmax, and -log P of the next token
 DERIVED = ("probs", "loss")
@@ -48,30 +48,30 @@ class Recording(InputView):
 
     def __init__(
         self,
-        network: Transformer,
-        tokenizer: Tokenizer | None,
+        model: Model,
         inputs: Inputs,
         keep: Iterable[str] = (),
         edits: Sequence[Edit] = (),
         grad: bool = False,
     ):
-        self.network, self.tokenizer, self._inputs, self.grad = network, tokenizer, inputs, grad
+        self.model, self.network, self.tokenizer = model, model.network, model.tokenizer
+        self._inputs, self.grad = inputs, grad
         self._input_checksums = _checksums(inputs)
-        self._weights, self._autocast = Fingerprint(network), autocast_of(network)
+        self._weights, self._autocast = Fingerprint(self.network), autocast_of(self.network)
         self.keep = frozenset([keep] if isinstance(keep, str) else keep)
-        a = network.architecture
+        a = self.architecture
         asked = frozenset(select(sorted(self.keep - set(DERIVED)), a)) if self.keep else frozenset()
         resolved = resolve(edits, a)
         context = edit_context(inputs.real, None if inputs.source is None else inputs.source.real)
         check_reached(resolved, context)
         if clean_names := refers_to_clean(resolved):
-            clean = Recording(network, tokenizer, inputs, clean_names)
+            clean = Recording(model, inputs, clean_names)
             resolved = frozen(resolved, clean.values)
         self.functions: Functions = functions(resolved, context)
         self.edits = tuple(replace(edit) for edit in resolved)  # copies: the functions have values of their own
         self.passes: dict[str, ForwardPass] = {}
         self._kept: dict[str, Tensor] = {}
-        with frozen_network(network, grad):
+        with frozen_network(self.network, grad):
             self._run(asked)
         self._versions = {name: x._version for name, x in self._kept.items()} if self.grad else {}
 

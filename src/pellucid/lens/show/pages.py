@@ -84,10 +84,8 @@ def inspect_page(t: Recording, row: int = 0, name: str = "") -> Figure:
 
 
 def describe_inputs(t: Recording, row: int) -> str:
-    """The input text without special tokens; its ids where there is no tokenizer."""
+    """The input text without special tokens."""
     ids = t.ids[row, : t.inputs.lengths[row]].tolist()
-    if t.tokenizer is None:
-        return " ".join(t.spelled(row))
     special = {*t.tokenizer.special.values()}
     return t.tokenizer.decode([i for i in ids if i not in special and i < t.tokenizer.n_vocab])
 

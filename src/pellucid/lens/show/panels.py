@@ -179,7 +179,8 @@ def heads_panel(t: Recording, row: int, scores: Sequence[Tensor] = ()) -> Panel:
     a, n, rows = t.architecture, t.inputs.lengths[row], []
     copying = None
     with contextlib.suppress(CircuitError):
-        copying = Circuits(t.module(""), t.tokenizer).copying()
+        t.module("")
+        copying = Circuits(t.model).copying()
     for l in range(a.n_layers):
         known = scores[l] if scores else pattern_scores(t, row, t[f"blocks.{l}.attn.pattern"][row, :, :n, :n])
         for h in range(a.n_heads):

@@ -8,9 +8,8 @@ from pellucid.architecture import Architecture
 from pellucid.lens.core.input_view import VocabularyView
 from pellucid.lens.weights.factored_matrix import exact
 from pellucid.lens.weights.folding import weights_view
-from pellucid.model import Transformer
 from pellucid.tensor_names import AttentionPart
-from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text_model import Model
 
 
 class CircuitError(ValueError):
@@ -25,8 +24,7 @@ class CircuitWeights(VocabularyView):
 
     def __init__(
         self,
-        network: Transformer,
-        tokenizer: Tokenizer | None = None,
+        model: Model,
         *,
         part: AttentionPart = "attn",
         fold_norms: bool = False,
@@ -34,10 +32,10 @@ class CircuitWeights(VocabularyView):
     ):
         if part not in get_args(AttentionPart):
             raise CircuitError(f"part = {part!r}: give one of {', '.join(get_args(AttentionPart))}")
-        if part != "attn" and network.architecture.encoder is None:
+        if part != "attn" and model.architecture.encoder is None:
             raise CircuitError(f"part = {part}: this architecture has no encoder, so leave part out")
-        self.network, self.tokenizer, self.part = network, tokenizer, part
-        self.weights = weights_view(network, fold_norms=fold_norms, centre=centre)
+        self.network, self.tokenizer, self.part = model.network, model.tokenizer, part
+        self.weights = weights_view(model, fold_norms=fold_norms, centre=centre)
         self.fold_norms, self.centre, self.folded = fold_norms, centre, fold_norms or centre
 
     @property

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from pellucid.lens.core.input_view import VocabularyView
 from pellucid.lens.core.inputs import InputError
-from pellucid.model import Transformer
-from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text.ids import IdTokenizer
+from pellucid.text_model import Model
 
 
 class Embeddings(VocabularyView):
@@ -18,12 +18,8 @@ class Embeddings(VocabularyView):
             and so are positions where embed_projection = sum
     """
 
-    def __init__(
-        self,
-        network: Transformer,
-        tokenizer: Tokenizer | None = None,
-        of: Literal["embed", "unembed", "positions"] = "embed",
-    ):
+    def __init__(self, model: Model, of: Literal["embed", "unembed", "positions"] = "embed"):
+        network = model.network
         tables: dict[str, Any] = {"embed": network.embed.token.weight}
         if network.architecture.readout != "none":
             tables["unembed"] = network.unembed.weight
@@ -34,8 +30,8 @@ class Embeddings(VocabularyView):
         if of not in tables:
             known = ", ".join(tables)
             raise InputError(f"of = {of!r}: this network has {known} (learned positions have a table too)")
-        self.of, self.tokenizer = of, None if of == "positions" else tokenizer
-        self._parameter: Tensor = tables[of]
+        self.of, self._parameter = of, tables[of]
+        self.tokenizer = model.tokenizer if of != "positions" else IdTokenizer(len(self._parameter))
 
     @property
     def table(self) -> Tensor:

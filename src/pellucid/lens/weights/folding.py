@@ -8,6 +8,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.model import Transformer
 from pellucid.model.weights import state_of
+from pellucid.text_model import Model
 
 Change = Callable[[Tensor], Tensor]
 
@@ -62,8 +63,8 @@ class WeightsView(Mapping[str, Tensor]):
         self._changes.setdefault(name, []).append(change)
 
 
-def weights_view(network: Transformer, *, fold_norms: bool = False, centre: bool = False) -> WeightsView:
-    """The network's weights, read-only and possibly folded; they give the same logits up to b_U, or the same stream
+def weights_view(model: Model, *, fold_norms: bool = False, centre: bool = False) -> WeightsView:
+    """The model's weights, read-only and possibly folded; they give the same logits up to b_U, or the same stream
     where readout = none.
 
     fold_norms  W' = W diag(gain), b' = b + W bias in the linear maps after a norm, whose gain is then 1 and bias 0
@@ -73,15 +74,15 @@ def weights_view(network: Transformer, *, fold_norms: bool = False, centre: bool
     Raises FoldError where the function would change: post-norm blocks, whose norm's output is the stream; the bert
     readout; an encoder's norms; a bias for a linear map that has none; a stream that is read without a layer norm.
     """
-    view = WeightsView(network)
+    view = WeightsView(model.network)
     if fold_norms:
-        _check_fold(network.architecture)
+        _check_fold(model.architecture)
         _fold_norms(view)
     if centre:
-        _check_centre(network.architecture)
+        _check_centre(model.architecture)
         _centre(view)
-    if (fold_norms or centre) and network.architecture.readout != "none":
-        view.architecture = network.architecture.with_fields({"unembed": "untied"})
+    if (fold_norms or centre) and model.architecture.readout != "none":
+        view.architecture = model.architecture.with_fields({"unembed": "untied"})
     return view
 
 
