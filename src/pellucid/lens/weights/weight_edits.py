@@ -13,7 +13,6 @@ from pellucid.architecture import Architecture
 from pellucid.edits import Edit, EditError
 from pellucid.lens.core.interventions import among, axis_of, resolve
 from pellucid.model import Transformer
-from pellucid.model.mlp import MixtureOfExperts
 from pellucid.model.norm import Identity
 from pellucid.model.transformer import Backbone
 from pellucid.tensor_names import axes, axis_sizes, is_stream, writers
@@ -31,9 +30,10 @@ def with_edits(network: Transformer, edits: Sequence[Edit]) -> Transformer:
     The operations are zero, scale, add, project_out, and setting to a value (set, a measured mean, resample, freeze).
     The tensors are the inputs and outputs of linear maps and tables: embed, pos_embed, seg_embed, ngram_embed,
     embed_projected, q, k, v, z, result, attn_out, mlp.pre, mlp.gate, mlp.post, mlp_out and logits, and the same in
-    cross-attention and in an encoder; the whole tensor, or some of its heads and neurons. project_out(name, v) replaces
-    W, whose output the tensor is, by (I - v v^T / v.v) W, and its bias likewise. Where a table is also the readout or
-    another table, the copy has one for each, and its architecture says so (unembed = untied, source_embed = own).
+    cross-attention and in an encoder, but not inside a mixture of experts; the whole tensor, or some of its heads and
+    neurons. project_out(name, v) replaces W, whose output the tensor is, by (I - v v^T / v.v) W, and its bias likewise.
+    Where a table is also the readout or another table, the copy has one for each, and its architecture says so
+    (unembed = untied, source_embed = own).
 
     Raises EditError for anything else, and where a value needs a bias that the architecture lacks; it names the option.
     """
@@ -85,7 +85,9 @@ def _write(network: Transformer, name: str, edits: list[Edit]) -> None:
     block, inner = cast(Any, part.blocks[int(match[1])]), match[2]
     attention = block.cross if inner.startswith("cross") else block.attn
     if inner.startswith("mlp") and part.architecture.mlp.experts:
-        return _write_mixture(block.mlp, inner, changes, edits[-1])
+        raise EditError(
+            f"{edits[-1].op} of {name} is not a change of weights: a mixture of experts chooses by position"
+        )
     if inner.endswith(".result"):
         return _change_results(attention.out, changes, edits[-1])
     if inner.endswith(".z"):
@@ -99,21 +101,6 @@ def _write(network: Transformer, name: str, edits: list[Edit]) -> None:
         c = part.architecture.residual_scale
         changes = [replace(change, shift=change.shift / c) for change in changes]
     return _change_output(_writer(block, inner, edits[-1]), changes, edits[-1])
-
-
-def _write_mixture(mixture: MixtureOfExperts, inner: str, changes: list["Affine"], edit: Edit) -> None:
-    """Write edits of the router's logits, or of an expert's hidden layer, into its linear maps."""
-    match = re.match(r"^mlp\.(?:expert_(\d+)|shared)\.(gate|pre|post)$", inner)
-    if inner == "mlp.router":
-        return _change_output(mixture.router, changes, edit)
-    if match is None:
-        raise EditError(
-            f"{edit.op} of {edit.name} is not a change of weights: what an expert adds depends on the position"
-        )
-    mlp = cast(Any, mixture.experts[int(match[1])] if match[1] else cast(Any, mixture.shared).mlp)
-    if match[2] == "post":
-        return _change_input(mlp.down, changes, edit)
-    return _change_output(mlp.gate if match[2] == "gate" else mlp.up[0], changes, edit)
 
 
 def _writer(block: Any, inner: str, edit: Edit) -> nn.Linear:
