@@ -8,6 +8,7 @@ its input and by its weights (Kaplan et al. 2020, section 2.1).
 from dataclasses import dataclass
 
 from pellucid.architecture import Architecture
+from pellucid.parameter_counts import attention_matrices, before_unembedding, mlp_weights
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def flops(a: Architecture) -> Flops:
         return own
     share, encoded = a.encoder.n_ctx / a.n_ctx, written(a.encoder, a.encoder.n_ctx)
     # an encoder has no readout, and its output is multiplied once for each row
-    encoder = encoded.products - 2.0 * readout_flops(a.encoder) + 2.0 * source_weights(a)
+    encoder = encoded.products - 2.0 * readout_matrices(a.encoder) + 2.0 * source_weights(a)
     return Flops(own.products + share * encoder, own.attention + share * encoded.attention)
 
 
@@ -50,24 +51,13 @@ def source_weights(a: Architecture) -> int:
     return 0 if a.encoder is None else a.n_layers * 2 * a.d_model * a.n_kv_heads * a.d_head
 
 
-def readout_flops(a: Architecture) -> int:
-    """The number of weights from the last vector to the logits."""
-    if a.readout == "none":
-        return 0
-    between = a.embed_width * a.d_model if a.readout == "bert" or a.d_embed else 0
-    return a.n_vocab * a.embed_width + between
+def readout_matrices(a: Architecture) -> int:
+    """The number of weights in the matrices from the last vector to the logits, tied or not."""
+    return 0 if a.readout == "none" else a.n_vocab * a.embed_width + before_unembedding(a)
 
 
 def multiplied(a: Architecture) -> int:
-    """The number of weights that a token is multiplied with: the matrices of blocks and readout, tied or not."""
-    q, kv = a.n_heads * a.d_head, a.n_kv_heads * a.d_head
-    attention = 2 * a.d_model * q + 2 * a.d_model * kv
-    ups = (2 if a.mlp.form == "gated" else 1) if a.mlp.n_hidden else 0
-    by_width = (ups + (a.mlp.n_hidden > 0)) * a.d_model
-    mlp = by_width * a.d_ff + max(a.mlp.n_hidden - 1, 0) * a.d_ff**2
-    mlp += a.d_model**2 if a.mlp.n_hidden == 0 else 0
-    if a.mlp.experts:
-        mlp = a.mlp.experts_per_token * mlp + a.mlp.experts * a.d_model + by_width * a.mlp.shared_d_ff
-        mlp += a.d_model * (a.mlp.shared_d_ff > 0 and a.mlp.shared_gate == "sigmoid")
+    """The number of weights that a token is multiplied with, in the matrices of embedding, blocks and readout."""
     reads = 1 + (a.encoder is not None)
-    return a.d_embed * a.d_model + a.n_layers * (reads * attention + mlp) + readout_flops(a)
+    layer = reads * attention_matrices(a) + mlp_weights(a, a.mlp.experts_per_token, has_bias=False)
+    return a.d_embed * a.d_model + a.n_layers * layer + readout_matrices(a)
