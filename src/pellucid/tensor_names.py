@@ -218,15 +218,20 @@ def axes(full: str) -> list[str]:
     return row(full).axes.split()
 
 
-def axis_sizes(a: Architecture, full: str = "") -> dict[str, int]:
+def part_of(full: str, a: Architecture) -> Architecture:
+    """What computes a tensor: the encoder, of a name that begins with `encoder.`, or the architecture itself."""
+    return a.encoder if full.startswith("encoder.") and a.encoder is not None else a
+
+
+def axis_sizes(full: str, a: Architecture) -> dict[str, int]:
     """The length of each axis that the architecture decides, by its letter; texts decide b, i and j.
 
-    m is d_model, but d_embed in the tensor `full` where the projection of embed_projection = sum comes after it.
+    m is d_model, but d_embed in a tensor that the projection of embed_projection = sum comes after.
     """
-    inner = full.removeprefix("encoder.")
-    m = a.embed_sum_width if inner in TEMPLATES_BEFORE and inner != "embed_projected" else a.d_model
-    sizes = {"h": a.n_heads, "g": a.n_kv_heads, "d": a.d_head, "m": m, "f": a.d_ff, "v": a.n_vocab}
-    return sizes | {"e": a.mlp.experts, "s": a.mlp.shared_d_ff, "1": 1}
+    part, inner = part_of(full, a), full.removeprefix("encoder.")
+    m = part.embed_sum_width if inner in TEMPLATES_BEFORE and inner != "embed_projected" else part.d_model
+    sizes = {"h": part.n_heads, "g": part.n_kv_heads, "d": part.d_head, "m": m, "f": part.d_ff, "v": part.n_vocab}
+    return sizes | {"e": part.mlp.experts, "s": part.mlp.shared_d_ff, "1": 1}
 
 
 def absent(template: str, a: Architecture, layer: int | None = None) -> str:
@@ -335,26 +340,27 @@ def attention_scope(part: AttentionPart, layer: int) -> str:
     return f"encoder.blocks.{layer}.attn" if part == "encoder" else f"blocks.{layer}.{part}"
 
 
+#: what is summed before the first block
+EMBEDDINGS = ("embed", "pos_embed", "seg_embed", "ngram_embed")
 #: what adds to the stream
-_WRITERS = ("embed", "pos_embed", "seg_embed", "ngram_embed", "embed_projected", "attn_out", "cross_out", "mlp_out")
+_WRITERS = (*EMBEDDINGS, "embed_projected", "attn_out", "cross_out", "mlp_out")
 
 
 def is_stream(full: str, a: Architecture) -> bool:
     """Whether a tensor is the residual stream at some point: in post-norm blocks, behind a norm too."""
-    scope = "encoder." if full.startswith("encoder.") else ""
-    part, last = (a.encoder if scope and a.encoder is not None else a), full.split(".")[-1]
+    part, last = part_of(full, a), full.split(".")[-1]
     norms = ("norm_1", "norm_cross", "norm_2") if part.block == "post" else ()
-    normed = full == f"{scope}embed_norm" and part.embed_projection == "tokens"
+    normed = last == "embed_norm" and part.embed_projection == "tokens"
     return normed or last.startswith("resid_") or last in norms
 
 
 def writers(point: str, a: Architecture) -> list[str]:
     """The tensors that were added to the stream before a point of it, in order: embeddings, attn_out, mlp_out, ...
 
-    Where the embeddings' sum is projected, embed_projected is in their place.
+    Where the embeddings' sum is projected, embed_projected is in their place. Before "" are all of the decoder.
     """
     scope, known = "encoder." if point.startswith("encoder.") else "", names(a)
-    before = known[: known.index(point)]
+    before = known[: known.index(point)] if point else known
     if f"{scope}embed_projected" in before:
         before = before[before.index(f"{scope}embed_projected") :]
     return [n for n in before if n.split(".")[-1] in _WRITERS and n.startswith("encoder.") == bool(scope)]
@@ -391,8 +397,7 @@ def canonical(name: str, a: Architecture) -> str:
     `mlp.pre`, and in a gated MLP TransformerLens's `hook_pre` is the gate.
     """
     name = name if a.encoder is None else name.removeprefix("decoder.")
-    scope = "encoder." if name.startswith("encoder.") else ""
-    part = a.encoder if scope and a.encoder is not None else a
+    scope, part = "encoder." if name.startswith("encoder.") else "", part_of(name, a)
     template, layer = _template(name.removeprefix(scope))
     template = classic_names(part).get(template, template)
     if part.mlp.n_hidden == 1:

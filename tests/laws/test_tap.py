@@ -8,20 +8,21 @@ from hypothesis import strategies as st
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture
 from pellucid.model import Recorder, Tap
-from pellucid.tensor_names import names
+from pellucid.tensor_names import axes, axis_sizes, names
 from running import any_architectures, call, draw_tokens
 
 INNER = ("scores", "pattern")
 
 
 class Listener(Tap):
-    """Notes every name it is handed, and has everything written out that can be."""
+    """Notes the name and the shape of every tensor it is handed, and has everything written out that can be."""
 
     def __init__(self, prefix="", heard=None):
-        self.prefix, self.heard = prefix, [] if heard is None else heard
+        self.prefix, self.heard = prefix, {} if heard is None else heard
 
     def __call__(self, name, value):
-        self.heard.append(self.prefix + name)
+        assert self.prefix + name not in self.heard
+        self.heard[self.prefix + name] = value.shape
         return value
 
     def at(self, scope):
@@ -55,11 +56,16 @@ def test_keeping_everything_changes_no_logit_in_training(a, rate):
 
 @settings(max_examples=20)
 @given(any_architectures())
-def test_a_tap_is_handed_exactly_the_names_of_the_table(a):
+def test_a_tap_is_handed_exactly_the_tensors_of_the_table(a):
     listener = Listener()
     call(make_network(a), draw_tokens(a, 2, 4), tap=listener)
     assert sorted(listener.heard) == sorted(names(a))
-    assert len(set(listener.heard)) == len(listener.heard)
+    for name, shape in listener.heard.items():
+        n_source = 3  # as `call` has an encoder read
+        n_queries = n_source if name.startswith("encoder.") else 4
+        of_text = {"b": 2, "i": n_queries, "j": n_source if ".cross." in name else n_queries}
+        sizes = axis_sizes(name, a) | of_text
+        assert shape == tuple(sizes[letter] for letter in axes(name)), name
 
 
 @settings(max_examples=20)

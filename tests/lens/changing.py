@@ -21,9 +21,8 @@ def drawn_edits(draw: st.DrawFn, a: Architecture, n: int = 4, in_generation: boo
 
 @st.composite
 def one_edit(draw: st.DrawFn, a: Architecture, name: str, n: int, in_generation: bool) -> Edit:
-    part = a.encoder if name.startswith("encoder.") and a.encoder is not None else a
     letters = axes(name)
-    sizes = axis_sizes(part, name)
+    sizes = axis_sizes(name, a)
     where = {}
     if draw(st.booleans()):
         where["pos"] = draw(st.sampled_from([0, [1, 2], slice(1, None), slice(0, 2)]))

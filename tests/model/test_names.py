@@ -238,7 +238,7 @@ def test_the_projected_sum_of_the_embeddings_is_what_they_add_to_the_stream():
         *(f"embed_norm{end}" for end in (".scale", ".normalized", "")),
         "embed_projected",
     ]
-    assert {name: axis_sizes(a, name)["m"] for name in first} == dict.fromkeys(first, 4) | {"embed_projected": 8}
+    assert {name: axis_sizes(name, a)["m"] for name in first} == dict.fromkeys(first, 4) | {"embed_projected": 8}
     assert writers("blocks.0.resid_mid", a) == ["embed_projected", "blocks.0.attn_out"]
     assert not is_stream("embed_norm", a)
     assert canonical("hook_embed", a) == "embed_projected"

@@ -20,7 +20,7 @@ from pellucid.look.session import Session
 from pellucid.look.step import mathml
 from pellucid.look.steps import model_steps
 from pellucid.model.float64 import in_float64
-from pellucid.tensor_names import axes
+from pellucid.tensor_names import axes, names, part_of
 
 #: tokens that are listed beside the sliders
 LISTED = 20
@@ -92,8 +92,7 @@ def column(a: Architecture) -> dict[str, Any]:
     parts: dict[str, list[dict[str, Any]]] = {}
     definitions: dict[str, dict[str, Any]] = {}
     for step in model_steps(a):
-        stack = a.encoder if a.encoder is not None and step.name.startswith("encoder.") else a
-        place = place_of(step.name, stack.block)
+        place = place_of(step.name, part_of(step.name, a).block)
         key = f"{place.file}:{place.function}"
         definitions.setdefault(key, source_text(place.file, place.function))
         parts.setdefault(step.part, []).append(
@@ -133,12 +132,12 @@ def tensor_part(trace: Trace, name: str, *, head: int | None = None, pos: int | 
 
 def numbers_of_part(trace: Trace, part: str, pos: int) -> dict[str, Any]:
     """Every tensor of a part at one position, by name; an encoder's at the same position, or at its last one."""
-    names = [step.name for step in model_steps(trace.architecture) if step.part == part]
-    if not names:
+    in_part = [step.name for step in model_steps(trace.architecture) if step.part == part]
+    if not in_part:
         raise KeyError(f"this model has no part {part!r}")
-    tensors = trace.tensors(names)
+    tensors = trace.tensors(in_part)
     values = {}
-    for name in names:
+    for name in in_part:
         letters = axes(name)[1:]
         axis = letters.index("i" if "i" in letters else "j")
         x = tensors[name][0]
@@ -193,10 +192,10 @@ def product_terms(
 ) -> tuple[Tensor, Tensor, list[str], float]:
     """Two vectors whose product is summed, what they are called, and the factor before the sum."""
     a, at = trace.architecture, name.rpartition(".")[0] + "."
-    part = a.encoder if name.startswith("encoder.") and a.encoder is not None else a
+    part = part_of(name, a)
     group = max(1, part.n_heads // part.n_kv_heads)
     if kind == "scores":
-        turned = any(one.name == at + "rot_q" for one in model_steps(a))
+        turned = at + "rot_q" in names(a)
         if part.attention.qk_norm != "none" and not turned:
             raise InputError(
                 "the queries and keys are divided by their size before this product, and have no name then"

@@ -14,7 +14,6 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 from torch import Tensor
 
-from pellucid.architecture import Architecture
 from pellucid.lens.analysis.attribution import Attribution, attribute, points_of_stream
 from pellucid.lens.analysis.logit_lens import Lens, follow_tokens, lens_points
 from pellucid.lens.core.input_view import VocabularyView
@@ -22,7 +21,7 @@ from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.recording import Recording
 from pellucid.look.answers import json_number, numbers, with_arrays
 from pellucid.look.session import Session
-from pellucid.tensor_names import names
+from pellucid.tensor_names import writers
 
 #: tokens that are followed at once
 MAX_PINS = 12
@@ -181,9 +180,7 @@ def _sum_panel(parts: Attribution, code: str) -> dict[str, Any]:
 
 def stream_norms(t: Recording) -> dict[str, Any]:
     """The length of the stream [point, i] and of what was written to it [write, i], in `arrays`."""
-    n, known = t.inputs.lengths[0], names(t.architecture)
-    points = points_of_stream(t, mid=True)
-    added = [name for name in known if _is_write(name, t.architecture)]
+    n, points, added = t.inputs.lengths[0], points_of_stream(t, mid=True), writers("", t.architecture)
     code = f"norms = {{name: trace[name][0].norm(dim=-1) for name in {points + added!r}}}"
     arrays = {
         "stream": torch.stack([t[name][0, :n].norm(dim=-1) for name in points]) if points else torch.zeros(0, n),
@@ -198,13 +195,6 @@ def stream_norms(t: Recording) -> dict[str, Any]:
         "not_shown": not_shown,
         "arrays": arrays,
     }
-
-
-def _is_write(name: str, a: Architecture) -> bool:
-    """Whether this tensor is added to the decoder's stream."""
-    of_sum = a.embed_projection == "sum"
-    embedded = name in (("embed_projected",) if of_sum else ("embed", "pos_embed", "seg_embed", "ngram_embed"))
-    return embedded or (not name.startswith("encoder.") and name.endswith((".attn_out", ".cross_out", ".mlp_out")))
 
 
 # Routes -------------------------------------------------------------------------------------

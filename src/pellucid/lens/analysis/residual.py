@@ -18,7 +18,7 @@ from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.recording import Recording
 from pellucid.model.mlp import MixtureOfExperts
 from pellucid.model.norm import Identity, LayerNorm
-from pellucid.tensor_names import names
+from pellucid.tensor_names import EMBEDDINGS, names
 
 By = Literal["component", "head", "neuron", "expert", "source"]
 
@@ -156,7 +156,7 @@ class _Writer:
     def steps(self) -> Iterator[tuple[str | None, Callable[[], None]]]:
         """The operations on the stream, each with the name of the stream after it."""
         p, part = self.prefix, self.part
-        for name in ("embed", "pos_embed", "seg_embed", "ngram_embed"):
+        for name in EMBEDDINGS:
             if p + name in self.known:
                 yield None, lambda name=name: self.write(p + name)
         yield f"{p}embed_norm", lambda: self.norm(f"{p}embed_norm", f"{p}embed.norm")

@@ -65,10 +65,9 @@ def resolve(edits: Sequence[Edit], a: Architecture) -> list[Edit]:
                 f"expected edits of pellucid.edits, got {type(edit).__name__}: give zero(name), add(...), ..."
             )
         for full in select(edit.name, a):
-            part = a.encoder if full.startswith("encoder.") and a.encoder is not None else a
-            _check_places(edit, full, part)
+            _check_places(edit, full, a)
             value = edit.value[full] if hasattr(edit.value, "keep") else edit.value
-            _check_value(edit, full, value, part)
+            _check_value(edit, full, value, a)
             resolved.append(replace(edit, name=full, value=value))
     return resolved
 
@@ -201,7 +200,7 @@ def axis_of(option: str, letters: Sequence[str]) -> int:
 def _check_places(edit: Edit, full: str, a: Architecture) -> None:
     """Raise EditError for options without an axis in the tensor, and for heads and neurons that do not exist."""
     letters = axes(full)
-    sizes = axis_sizes(a, full)
+    sizes = axis_sizes(full, a)
     for option in PLACES:
         indices = getattr(edit, option)
         if indices is None:
@@ -232,7 +231,7 @@ def _check_value(edit: Edit, full: str, value: Any, a: Architecture) -> None:
     except (TypeError, ValueError, RuntimeError) as error:
         raise EditError(f"the value for {full} is not an array of numbers: {error}") from None
     letters = axes(full)
-    sizes = axis_sizes(a, full)
+    sizes = axis_sizes(full, a)
     expected = [sizes.get(letter) for letter in letters]
     if len(shape) == 1 and expected[-1] is not None:
         fits = shape[0] in (1, expected[-1])

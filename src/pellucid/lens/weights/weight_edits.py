@@ -15,7 +15,7 @@ from pellucid.lens.core.interventions import among, axis_of, resolve
 from pellucid.model import Transformer
 from pellucid.model.norm import Identity
 from pellucid.model.transformer import Backbone
-from pellucid.tensor_names import axes, axis_sizes, is_stream, writers
+from pellucid.tensor_names import EMBEDDINGS, axes, axis_sizes, is_stream, writers
 
 #: operations of the form x -> M x + shift with a fixed matrix M
 AFFINE = ("zero", "scale", "add", "set", "mean", "resample", "freeze", "project_out")
@@ -75,7 +75,7 @@ def _write(network: Transformer, name: str, edits: list[Edit]) -> None:
         return _change_output(part.embed.projection, changes, edits[-1])
     if inner == "embed_projected":
         return _change_output(part.embed.projection, changes, edits[-1])
-    if inner in ("embed", "pos_embed", "seg_embed", "ngram_embed"):
+    if inner in EMBEDDINGS:
         return _change_table(network, part, inner, changes, edits[-1])
     if inner == "logits":
         return _change_output(_readout(network, edits[-1]), changes, edits[-1])
@@ -161,7 +161,7 @@ class Affine:
 def _affine(edit: Edit, part: Backbone) -> Affine:
     """The edit as a map of vectors, in float64 on the network's device."""
     a, letters = part.architecture, axes(edit.name)
-    sizes = axis_sizes(a, edit.name)
+    sizes = axis_sizes(edit.name, a)
     inner = [letter for letter in letters if letter in sizes]
     shape = [sizes[letter] for letter in inner]
     chosen = torch.ones(shape, dtype=torch.bool)
