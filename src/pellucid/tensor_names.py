@@ -218,8 +218,8 @@ def axes(full: str) -> list[str]:
     return row(full).axes.split()
 
 
-def part_of(full: str, a: Architecture) -> Architecture:
-    """What computes a tensor: the encoder, of a name that begins with `encoder.`, or the architecture itself."""
+def stack_of(full: str, a: Architecture) -> Architecture:
+    """The stack that computes a tensor: the encoder, for a name that begins with `encoder.`, or the decoder."""
     return a.encoder if full.startswith("encoder.") and a.encoder is not None else a
 
 
@@ -228,7 +228,7 @@ def axis_sizes(full: str, a: Architecture) -> dict[str, int]:
 
     m is d_model, but d_embed in a tensor that the projection of embed_projection = sum comes after.
     """
-    part, inner = part_of(full, a), full.removeprefix("encoder.")
+    part, inner = stack_of(full, a), full.removeprefix("encoder.")
     m = part.embed_sum_width if inner in TEMPLATES_BEFORE and inner != "embed_projected" else part.d_model
     sizes = {"h": part.n_heads, "g": part.n_kv_heads, "d": part.d_head, "m": m, "f": part.d_ff, "v": part.n_vocab}
     return sizes | {"e": part.mlp.experts, "s": part.mlp.shared_d_ff, "1": 1}
@@ -348,7 +348,7 @@ _WRITERS = (*EMBEDDINGS, "embed_projected", "attn_out", "cross_out", "mlp_out")
 
 def is_stream(full: str, a: Architecture) -> bool:
     """Whether a tensor is the residual stream at some point: in post-norm blocks, behind a norm too."""
-    part, last = part_of(full, a), full.split(".")[-1]
+    part, last = stack_of(full, a), full.split(".")[-1]
     norms = ("norm_1", "norm_cross", "norm_2") if part.block == "post" else ()
     normed = last == "embed_norm" and part.embed_projection == "tokens"
     return normed or last.startswith("resid_") or last in norms
@@ -397,7 +397,7 @@ def canonical(name: str, a: Architecture) -> str:
     `mlp.pre`, and in a gated MLP TransformerLens's `hook_pre` is the gate.
     """
     name = name if a.encoder is None else name.removeprefix("decoder.")
-    scope, part = "encoder." if name.startswith("encoder.") else "", part_of(name, a)
+    scope, part = "encoder." if name.startswith("encoder.") else "", stack_of(name, a)
     template, layer = _template(name.removeprefix(scope))
     template = classic_names(part).get(template, template)
     if part.mlp.n_hidden == 1:

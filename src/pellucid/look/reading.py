@@ -20,7 +20,7 @@ from pellucid.look.session import Session
 from pellucid.look.step import mathml
 from pellucid.look.steps import model_steps
 from pellucid.model.float64 import in_float64
-from pellucid.tensor_names import axes, names, part_of
+from pellucid.tensor_names import axes, names, stack_of
 
 #: tokens that are listed beside the sliders
 LISTED = 20
@@ -92,7 +92,7 @@ def column(a: Architecture) -> dict[str, Any]:
     parts: dict[str, list[dict[str, Any]]] = {}
     definitions: dict[str, dict[str, Any]] = {}
     for step in model_steps(a):
-        place = place_of(step.name, part_of(step.name, a).block)
+        place = place_of(step.name, stack_of(step.name, a).block)
         key = f"{place.file}:{place.function}"
         definitions.setdefault(key, source_text(place.file, place.function))
         parts.setdefault(step.part, []).append(
@@ -192,7 +192,7 @@ def product_terms(
 ) -> tuple[Tensor, Tensor, list[str], float]:
     """Two vectors whose product is summed, what they are called, and the factor before the sum."""
     a, at = trace.architecture, name.rpartition(".")[0] + "."
-    part = part_of(name, a)
+    part = stack_of(name, a)
     group = max(1, part.n_heads // part.n_kv_heads)
     if kind == "scores":
         turned = at + "rot_q" in names(a)

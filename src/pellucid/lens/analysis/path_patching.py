@@ -13,7 +13,7 @@ from pellucid.lens.analysis.metrics import Metric, PreparedMetric
 from pellucid.lens.analysis.patching import check_alike, name_of_metric, read_pair
 from pellucid.lens.core.inputs import InputError, InputOptions, Texts
 from pellucid.lens.core.recording import Recording
-from pellucid.tensor_names import axes, names, part_of
+from pellucid.tensor_names import axes, names, stack_of
 from pellucid.text_model import Model
 
 #: a tensor of one block, and one of its heads or None for the whole tensor
@@ -134,7 +134,7 @@ def _order(a: Architecture) -> dict[str, int]:
 
     def place(name: str) -> tuple[int, bool]:
         block, inner = _block_and_inner(name)
-        read = READ_BY_NORM.get(inner.split(".")[0]) if part_of(name, a).block == "post" else None
+        read = READ_BY_NORM.get(inner.split(".")[0]) if stack_of(name, a).block == "post" else None
         return (listed[f"{block}.{read}"], True) if read else (listed[name], False)
 
     return {name: n for n, name in enumerate(sorted(listed, key=place))}
@@ -143,7 +143,7 @@ def _order(a: Architecture) -> dict[str, int]:
 def _frozen_behind(name: str, a: Architecture, mlps: str) -> list[str]:
     """The frozen tensors of its own block through which all that a tensor does must pass; [] where a path is open."""
     block, inner = _block_and_inner(name)
-    part, a = inner.split(".")[0], part_of(name, a)
+    part, a = inner.split(".")[0], stack_of(name, a)
     stops: tuple[str, ...] = ()
     if part in ("attn", "cross"):
         stops = () if inner.endswith((".z", ".result")) else (f"{part}.z",)
