@@ -1,6 +1,6 @@
 """Attribution: logits and scores as sums over the parts that the network wrote into the stream."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,18 +12,13 @@ from pellucid.lens.analysis.residual import (
     By,
     Decomposition,
     Frozen,
-    Write,
-    by_expert,
-    by_head,
     check_by,
     decompose,
-    down,
-    edited_writes,
     frozen_norm,
     is_edited,
     module_of,
-    norm_out,
     part_architecture,
+    parts_at,
     writes,
 )
 from pellucid.lens.core.forward import frozen_network
@@ -96,98 +91,57 @@ def attribute(
     frozen at f(h) / h, the factor by which it multiplied its input h, like a norm at its scale. The parts are exact up
     to h; the change of f without one of them is not included.
 
-    Raises InputError for texts that are not one token.
+    Raises InputError for texts that are not one token, and where an edit of z or of a head's result makes a head
+    something else than a sum over source tokens.
     """
     check_by(t, by)
     t = t.detached()
-    readout, position = readout_of(t), t.position(pos, row)
+    position = t.position(pos, row)
     one, other = t.token_id(token), None if vs is None else t.token_id(vs)
 
     def difference(of_tokens: Tensor) -> Tensor:
         """The entry of the token, or its difference to the other token's [v, ...] -> [...]."""
         return of_tokens[one] - (0 if other is None else of_tokens[other])
 
-    w = difference(readout.W_U).expand(*t.ids.shape, -1)
-    final, read = frozen_norm(t, "final_norm"), readout.back(w)
-    u = final.back(read)
-    labels, values = [], []
-    for write in writes(t):
-        for label, value in _shares(t, write, write.back(u)[row, position], row, position, by):
-            labels.append(label)
-            values.append(value)
-    if final.bias is not None:
-        labels.append("final_norm.bias")
-        values.append((final.bias @ read[row, position])[None])
-    for label, value in readout.biases(w).items():
-        labels.append(label)
-        values.append(value[row, position][None])
-    if readout.b_U is not None:
-        labels.append("unembed.bias")
-        values.append(difference(readout.b_U)[None])
-    logit, flat = float(difference(t.logits_before_cap()[row, position])), torch.cat(values)
-    if is_readout_edited(t):
-        labels, flat = [*labels, "readout (edited)"], torch.cat([flat, (logit - flat.sum())[None]])
+    at = slice(position, position + 1)
+    logit = difference(t.logits_before_cap()[row, at].T)
+    labels, values = split_logits(t, difference, logit, row, at, by)
     after_cap = float(difference(t.logits[row, position])) if t.architecture.logit_cap else None
     target = t.spell(one) if other is None else f"{t.spell(one)} - {t.spell(other)}"
     fed, source = t.spelled(row), t.source_tokens[row] if t.inputs.source is not None else []
     note = about_the_readout(t)
-    return Attribution(target, position, fed, _numbered(labels, values), flat, logit, after_cap, note, source)
+    return Attribution(target, position, fed, labels, values[:, 0], float(logit), after_cap, note, source)
 
 
-def _numbered(labels: list[str], values: list[Tensor]) -> list[str]:
-    """A label for every entry; the entries of a write with several are numbered."""
-    numbered = []
-    for label, value in zip(labels, values, strict=False):
-        numbered += (
-            [label]
-            if len(value) == 1 and not label.endswith(("<- ", ".neuron."))
-            else [f"{label}{k}" for k in range(len(value))]
-        )
-    return numbered + labels[len(values) :]
+def split_logits(
+    t: Recording, combine: Callable[[Tensor], Tensor], logits: Tensor, row: int, at: slice, by: By
+) -> tuple[list[str], Tensor]:
+    """A combination of the logits at some positions of a row as a sum over parts: labels, and values [part, i].
 
-
-def _shares(t: Recording, write: Write, u: Tensor, row: int, position: int, by: By) -> Iterator[tuple[str, Tensor]]:
-    """The parts of one write along u [m] at one position, split by `by`: labels, with one or more entries each."""
-    name = write.name
-    if by in ("head", "source") and name.endswith(("attn_out", "cross_out")):
-        for label, value in (by_head(t, name) or {}).items():
-            scope, _, head = label.rpartition(".head.")
-            if by == "source" and scope:
-                before = norm_out(t, name).back(u.expand(*t.ids.shape, -1))[row, position]
-                yield f"{label} <- ", _by_source(t, scope, int(head), before, row, position)
-            else:
-                yield label, (value[row, position] @ u)[None]
-    elif by == "expert" and (parts := by_expert(t, name)):
-        yield from ((label, (value[row, position] @ u)[None]) for label, value in parts.items())
-    elif by == "neuron" and name.endswith("mlp_out") and module_of(t, name.removesuffix("_out")).up:
-        post, W_out, bias = down(t, name)
-        norm = norm_out(t, name)
-        u, behind = norm.back(u.expand(*t.ids.shape, -1))[row, position], u
-        shares = post[row, position] * (u @ W_out)
-        yield f"{name.removesuffix('_out')}.neuron.", shares
-        rest = write.value()[row, position] @ behind - shares.sum()
-        if bias is not None:
-            yield f"{name.removesuffix('_out')}.bias", (bias @ u)[None]
-            rest = rest - bias @ u
-        if norm.bias is not None:
-            yield f"{name} (norm's bias)", (norm.bias @ behind)[None]
-            rest = rest - norm.bias @ behind
-        if edited_writes(t, name):
-            yield f"{name} (edited)", rest[None]
-    else:
-        yield name, (write.value()[row, position] @ u)[None]
-
-
-def _by_source(t: Recording, scope: str, head: int, u: Tensor, row: int, position: int) -> Tensor:
-    """A_ij v_j W_O^T . u for every j [j]."""
-    attention = module_of(t, scope)
-    W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))[:, head]
-    v = t[f"{scope}.v"][row, head // attention.group]
-    shares = t[f"{scope}.pattern"][row, head, position] * (v @ (u @ W_O))
-    if any(e.name in (f"{scope}.z", f"{scope}.result") for e in t.edits):
-        # after an edit of its z or result a head is no longer a sum over the tokens that it read
-        raise InputError(f"{scope} has an edited z or result, which is not a sum over source tokens: use by='head'")
-    return shares
+    combine  takes that combination of the tokens, of W_U [v, m] or b_U [v]: one for all positions [...], or for each
+    logits   the combination of the logits before the cap [i]
+    """
+    readout = readout_of(t)
+    w = combine(readout.W_U).expand(*t.ids.shape, -1)
+    final, read = frozen_norm(t, "final_norm"), readout.back(w)
+    u = final.back(read)
+    labels: list[str] = []
+    values: list[Tensor] = []
+    for write in writes(t):
+        along = write.back(u)[row, at]
+        for of_part, vectors in parts_at(t, write, by, row, at):
+            labels += of_part
+            values.append((vectors * along).sum(-1))
+    biases = {} if final.bias is None else {"final_norm.bias": read @ final.bias}
+    biases |= readout.biases(w)
+    if readout.b_U is not None:
+        biases["unembed.bias"] = combine(readout.b_U).expand(t.ids.shape)
+    labels += biases
+    values += [bias[row, at][None] for bias in biases.values()]
+    if is_readout_edited(t):
+        labels.append("readout (edited)")
+        values.append((logits - torch.cat(values).sum(0))[None])
+    return labels, torch.cat(values)
 
 
 @dataclass(frozen=True)

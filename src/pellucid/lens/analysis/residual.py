@@ -58,9 +58,9 @@ class Frozen:
             return x
         return self.gain * (x - x.mean(-1, keepdim=True) if self.centred else x) / self.scale
 
-    def at(self, row: int, position: int) -> "Frozen":
-        """The same norm at one position, for parts [..., m]."""
-        return self if self.scale is None else replace(self, scale=self.scale[row, position])
+    def at(self, row: int, at: slice) -> "Frozen":
+        """The same norm at some positions of a row, for parts [..., i, m]."""
+        return self if self.scale is None else replace(self, scale=self.scale[row, at])
 
     def back(self, u: Tensor) -> Tensor:
         """The direction before the norm that corresponds to u after it: the transposed map."""
@@ -92,7 +92,7 @@ class Projection:
     def __call__(self, x: Tensor) -> Tensor:
         return x @ self.P.T
 
-    def at(self, row: int, position: int) -> "Projection":
+    def at(self, row: int, at: slice) -> "Projection":
         """It is the same at every position."""
         return self
 
@@ -113,6 +113,10 @@ class Write:
     name: str
     value: Callable[[], Tensor]
     norms: list[Frozen | Projection] = field(default_factory=list)
+
+    def at(self, row: int, at: slice) -> "Write":
+        """The same write with its norms at some positions of a row, for parts [..., i, m]."""
+        return replace(self, norms=[norm.at(row, at) for norm in self.norms])
 
     def arrived(self, x: Tensor) -> Tensor:
         """A part of this write [..., b, i, m] at the end of the stream."""
@@ -246,22 +250,27 @@ def decompose(
            whose parts are too many to store for every position
 
     The norms' scales are frozen at their values (S1 footnote 3; Elhage et al. 2021). Raises InputError for other
-    points.
+    points, and where an edit of z or of a head's result makes a head something else than a sum over source tokens.
     """
     check_by(t, by)
-    if pos is not None:
-        return decompose_at(t, point, by, pos, row)
-    if by in ("neuron", "source"):
+    if pos is None and by in ("neuron", "source"):
         raise InputError(f"by = {by!r} has too many parts to store for every position: give one, such as pos=-1")
     end = None if point is None else t.full_name(point)
     prefix = "encoder." if end is not None and end.startswith("encoder.") else ""
-    labels, values = [], []
-    for w in writes(t, end, prefix):
-        pieces = {"head": by_head, "expert": by_expert}[by](t, w.name) if by in ("head", "expert") else None
-        for label, value in (pieces or {w.name: w.value()}).items():
-            labels.append(label)
-            values.append(w.arrived(value))
-    return Decomposition(end or "the stream that is read out", labels, torch.stack(values))
+    position = None if pos is None else t.position(pos, row, end or "logits")
+    labels: list[str] = []
+    values: list[Tensor] = []
+    for write in writes(t, end, prefix):
+        if position is None:
+            parts = parts_of(t, write, by)
+            labels += parts
+            values += [write.arrived(part)[None] for part in parts.values()]
+            continue
+        at = slice(position, position + 1)
+        for of_part, vectors in parts_at(t, write, by, row, at):
+            labels += of_part
+            values.append(write.at(row, at).arrived(vectors)[:, 0])
+    return Decomposition(end or "the stream that is read out", labels, torch.cat(values))
 
 
 NORM_OUT = {"attn_out": "norm_1_out", "mlp_out": "norm_2_out"}
@@ -346,67 +355,52 @@ def down(t: Recording, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
     return post, mlp.down.weight.detach(), bias
 
 
-def decompose_at(t: Recording, point: str | None, by: By, pos: int, row: int = 0) -> Decomposition:
-    """The stream at a point and a position as the sum of the writes before it: `values` [part, m].
+def parts_of(t: Recording, write: Write, by: By) -> dict[str, Tensor]:
+    """One write by heads or experts, where it is theirs, and else as it is: parts [b, i, m] by label."""
+    parts = {"head": by_head, "expert": by_expert}[by](t, write.name) if by in ("head", "expert") else None
+    return parts or {write.name: write.value()}
 
-    neuron   every neuron of the last hidden layer of each MLP, a_n W_out e_n (S4; Geva et al. 2021)
+
+def parts_at(t: Recording, write: Write, by: By, row: int, at: slice) -> Iterator[tuple[list[str], Tensor]]:
+    """The parts of one write at some positions of a row: labels, and vectors for each [part, i, m].
+
+    neuron   every neuron of the last hidden layer of an MLP, a_n W_out e_n (S4; Geva et al. 2021)
     source   every head by the token that it read from, A_ij W_OV x_j (S0 (3.6); Elhage et al. 2021)
 
-    All other writes, and biases, are separate parts. Raises InputError where an edit of z or of a head's result makes
-    a head something else than a sum over source tokens.
+    Biases and edits of the sum are separate parts. Raises InputError where an edit of z or of a head's result makes a
+    head something else than a sum over source tokens.
     """
-    end = None if point is None else t.full_name(point)
-    prefix = "encoder." if end is not None and end.startswith("encoder.") else ""
-    position = t.position(pos, row, end or "logits")
-    if by in ("component", "head", "expert"):
-        decomposition = decompose(t, point, by)
-        return Decomposition(decomposition.point, decomposition.labels, decomposition.values[:, row, position])
-    labels: list[str] = []
-    values: list[Tensor] = []
-    for w in writes(t, end, prefix):
-        norms = [norm.at(row, position) for norm in w.norms]
-        for label, pieces in _pieces(t, w, by, row, position):
-            labels += [label] if pieces.ndim == 1 else [f"{label}{k}" for k in range(len(pieces))]
-            x = pieces[None] if pieces.ndim == 1 else pieces
-            for norm in norms:
-                x = norm(x)
-            values.append(x)
-    return Decomposition(end or "the stream that is read out", labels, torch.cat(values))
-
-
-def _pieces(t: Recording, w: Write, by: str, row: int, position: int) -> Iterator[tuple[str, Tensor]]:
-    """One write as vectors [m], and as numbered rows of vectors [k, m]."""
-    if by == "source" and w.name.endswith(("attn_out", "cross_out")):
-        for label, value in (by_head(t, w.name) or {}).items():
-            scope, _, head = label.rpartition(".head.")
-            if scope:
-                yield (
-                    f"{label} <- ",
-                    norm_out(t, w.name).at(row, position)(_by_source(t, scope, int(head), row, position)),
-                )
+    name, scope = write.name, write.name.removesuffix("_out")
+    if by == "source" and (of_heads := by_head(t, name)) is not None:
+        for label, value in of_heads.items():
+            _, is_head, head = label.rpartition(".head.")
+            if is_head:
+                vectors = norm_out(t, name).at(row, at)(_by_source(t, scope, int(head), row, at))
+                yield [f"{label} <- {j}" for j in range(len(vectors))], vectors
             else:
-                yield label, value[row, position]
-    elif by == "neuron" and w.name.endswith("mlp_out") and module_of(t, w.name.removesuffix("_out")).up:
-        post, W_out, bias = down(t, w.name)
-        mlp, norm = w.name.removesuffix("_out"), norm_out(t, w.name).at(row, position)
-        neurons = norm(post[row, position, :, None] * W_out.T)
-        rest = w.value()[row, position] - neurons.sum(0)
-        yield f"{mlp}.neuron.", neurons
-        for label, b in ((f"{mlp}.bias", None if bias is None else norm(bias)), (f"{w.name} (norm's bias)", norm.bias)):
+                yield [label], value[row, at][None]
+    elif by == "neuron" and name.endswith("mlp_out") and module_of(t, scope).up:
+        post, W_out, bias = down(t, name)
+        norm = norm_out(t, name).at(row, at)
+        neurons = norm(post[row, at].T[..., None] * W_out.T[:, None])
+        rest = write.value()[row, at] - neurons.sum(0)
+        yield [f"{scope}.neuron.{k}" for k in range(len(neurons))], neurons
+        biases = {f"{scope}.bias": None if bias is None else norm(bias), f"{name} (norm's bias)": norm.bias}
+        for label, b in biases.items():
             if b is not None:
-                yield label, b
+                yield [label], b.expand_as(rest)[None]
                 rest = rest - b
-        if edited_writes(t, w.name):
-            yield f"{w.name} (edited)", rest
+        if edited_writes(t, name):
+            yield [f"{name} (edited)"], rest[None]
     else:
-        yield w.name, w.value()[row, position]
+        yield from (([label], part[row, at][None]) for label, part in parts_of(t, write, by).items())
 
 
-def _by_source(t: Recording, scope: str, head: int, row: int, position: int) -> Tensor:
-    """A_ij v_j W_O^T for every j [j, m]"""
+def _by_source(t: Recording, scope: str, head: int, row: int, at: slice) -> Tensor:
+    """A_ij v_j W_O^T for every j [j, i, m]"""
     if any(e.name in (f"{scope}.z", f"{scope}.result") for e in t.edits):
         raise InputError(f"{scope} has an edited z or result, which is not a sum over source tokens: use by='head'")
     attention = module_of(t, scope)
     W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))[:, head]
     v = t[f"{scope}.v"][row, head // attention.group]
-    return t[f"{scope}.pattern"][row, head, position, :, None] * (v @ W_O.T)
+    return t[f"{scope}.pattern"][row, head, at].T[..., None] * (v @ W_O.T)[:, None]

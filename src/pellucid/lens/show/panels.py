@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pellucid.lens.analysis.attribution import points_of_stream
+from pellucid.lens.analysis.attribution import points_of_stream, split_logits
 from pellucid.lens.analysis.heads import looked_for, share
 from pellucid.lens.analysis.logit_lens import logit_lens
-from pellucid.lens.analysis.readout import about_the_readout, is_readout_edited, readout_of
-from pellucid.lens.analysis.residual import by_head, frozen_norm, writes
+from pellucid.lens.analysis.readout import about_the_readout
 from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.packing import pack_pattern, pack_tensor, plain, side_of
 from pellucid.lens.weights.circuit_weights import CircuitError
@@ -127,35 +126,18 @@ def attribute_everywhere(t: Recording, row: int) -> tuple[list[str], Tensor, Ten
     The target is the next token; at the last position, and for masked models at every position, it is the likeliest
     token. The columns sum to its logit less the mean over the vocabulary, before the cap where there is one.
     """
-    n, readout = t.inputs.lengths[row], readout_of(t)
+    n = t.inputs.lengths[row]
     target = t.logits[row].argmax(-1)
     if t.architecture.attention.mask != "bidirectional":
         target[: n - 1] = t.ids[row, 1:n]
-    w = (readout.W_U[target] - readout.W_U.mean(0)).expand(*t.ids.shape, -1)
-    final, read = frozen_norm(t, "final_norm"), readout.back(w)
-    u = final.back(read)
-    labels, values = [], []
-    for write in writes(t):
-        back = write.back(u)[row, :n]
-        split = by_head(t, write.name) if write.name.endswith(("attn_out", "cross_out")) else None
-        for label, value in (split or {write.name: write.value()}).items():
-            labels.append(label)
-            values.append((value.expand(*t.ids.shape, -1)[row, :n] * back).sum(-1))
-    if final.bias is not None:
-        labels.append("final_norm.bias")
-        values.append(read[row, :n] @ final.bias)
-    for label, value in readout.biases(w).items():
-        labels.append(label)
-        values.append(value[row, :n])
-    if readout.b_U is not None:
-        labels.append("unembed.bias")
-        values.append((readout.b_U[target] - readout.b_U.mean())[:n])
-    if is_readout_edited(t):
-        logits = t.logits_before_cap()[row, :n]
-        explained = logits.gather(-1, target[:n, None])[:, 0] - logits.mean(-1)
-        labels.append("readout (edited)")
-        values.append(explained - torch.stack(values).sum(0))
-    return labels, torch.stack(values), target
+    logits = t.logits_before_cap()[row, :n]
+    explained = logits.gather(-1, target[:n, None])[:, 0] - logits.mean(-1)
+
+    def above_mean(of_tokens: Tensor) -> Tensor:
+        """The targets' entries less the mean over the vocabulary [v, ...] -> [i, ...]."""
+        return of_tokens[target] - of_tokens.mean(0)
+
+    return *split_logits(t, above_mean, explained, row, slice(0, n), "head"), target
 
 
 #: the scores of patterns, in the order of the table of heads
