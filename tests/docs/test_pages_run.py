@@ -37,8 +37,8 @@ def test_training(desk: Path, capfd: pytest.CaptureFixture[str]):
 RECIPES = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page("docs/recipes.md"), re.DOTALL | re.MULTILINE))
 
 
-def test_there_are_eleven_recipes():
-    assert len(RECIPES) == 11
+def test_there_are_ten_recipes():
+    assert len(RECIPES) == 10
     assert all(list(blocks(text, "sh", "python")) for text in RECIPES.values())
 
 
