@@ -297,7 +297,7 @@ def _numbered(name: str, a: Architecture) -> str:
 
 
 def names(a: Architecture) -> list[str]:
-    """The full name of every tensor that a forward pass of this architecture computes, in order."""
+    """The full name of every tensor that a forward pass of this architecture computes, in the order of the table."""
     return list(_names(a))
 
 
@@ -316,10 +316,10 @@ def _names(a: Architecture) -> dict[str, None]:
                 found += _expert_names(i, a)
             elif ".expert_k." in template:
                 continue  # with its expert's result
-            elif not full.endswith(".l"):
-                found.append(full)
-            elif a.mlp.n_hidden != 1:
+            elif full.endswith(".l"):
                 found += [f"{full[:-1]}{l}" for l in range(a.mlp.n_hidden)]
+            else:
+                found.append(full)
     found += [t for t in templates if t not in inside and t not in TEMPLATES_BEFORE]
     return dict.fromkeys(found)
 
@@ -329,6 +329,30 @@ def _expert_names(layer: int, a: Architecture) -> list[str]:
     inner = [t for t in ROWS if ".expert_k." in t and not absent(t, a)]
     of_layer = [template.replace("blocks.i.", f"blocks.{layer}.") for template in inner]
     return [name.replace(".expert_k.", f".expert_{e}.") for e in range(a.mlp.experts) for name in of_layer]
+
+
+#: what a norm of a post-norm block reads, though its row in the table is before it
+_READ_BY_NORM = {"norm_1": "resid_mid", "norm_cross": "resid_cross", "norm_2": "mlp_out"}
+
+
+def computation_order(a: Architecture) -> list[str]:
+    """The names in the order of computation.
+
+    It differs from that of the table in post-norm blocks, and where an MLP has several hidden layers.
+    """
+    listed = {name: n for n, name in enumerate(_names(a))}
+
+    def place(name: str) -> tuple[int, int]:
+        inner = row(name).name.removeprefix("blocks.i.")
+        read = _READ_BY_NORM.get(inner.split(".")[0]) if stack_of(name, a).block == "post" else None
+        if read:
+            return listed[name.removesuffix(inner) + read], 1
+        if inner.endswith(".l"):
+            mlp, _, layer = name.rsplit(".", 2)
+            return listed[f"{mlp}.pre.0"], int(layer)
+        return listed[name], 0
+
+    return sorted(listed, key=place)
 
 
 #: which attention is meant: the model's own, its attention to an encoder's output, or the encoder's own
@@ -359,7 +383,7 @@ def writers(point: str, a: Architecture) -> list[str]:
 
     Where the embeddings' sum is projected, embed_projected is in their place. Before "" are all of the decoder.
     """
-    scope, known = "encoder." if point.startswith("encoder.") else "", names(a)
+    scope, known = "encoder." if point.startswith("encoder.") else "", computation_order(a)
     before = known[: known.index(point)] if point else known
     if f"{scope}embed_projected" in before:
         before = before[before.index(f"{scope}embed_projected") :]
@@ -412,7 +436,7 @@ def _template(name: str) -> tuple[str, str]:
 
 
 def select(patterns: str | Sequence[str], a: Architecture) -> list[str]:
-    """The names that the patterns (`*` stands for anything) choose, in order of computation.
+    """The names that the patterns (`*` stands for anything) choose, in the order of the table.
 
     Raises KeyError with the reason where a pattern chooses nothing that this architecture has.
     """

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from drawing import architectures, difference, make_network
 from pellucid.architecture import Architecture
 from pellucid.model import Recorder, Tap
-from pellucid.tensor_names import axes, axis_sizes, names
+from pellucid.tensor_names import axes, axis_sizes, computation_order, names
 from running import any_architectures, call, draw_tokens
 
 INNER = ("scores", "pattern")
@@ -59,6 +59,7 @@ def test_keeping_everything_changes_no_logit_in_training(a, rate):
 def test_a_tap_is_handed_exactly_the_tensors_of_the_table(a):
     listener = Listener()
     call(make_network(a), draw_tokens(a, 2, 4), tap=listener)
+    assert list(listener.heard) == computation_order(a)
     assert sorted(listener.heard) == sorted(names(a))
     for name, shape in listener.heard.items():
         n_source = 3  # as `call` has an encoder read

@@ -436,6 +436,12 @@ def test_in_a_post_norm_block_a_norm_is_computed_after_its_sublayer():
                 assert abs(found.effect) > 1e-9, (sender, receiver)
 
 
+def test_a_path_leads_from_one_hidden_layer_to_the_next():
+    network = make_network(A.with_fields({"n_hidden": 2}))
+    ends = {"sender": ("blocks.0.mlp.post.0", None), "receivers": [("blocks.0.mlp.pre.1", None)]}
+    assert abs(path_patch(of_ids(network), [1, 2], [3, 4], logit(1), **ends).effect) > 1e-9
+
+
 def a_path(network, sender, *receivers, mlps="free"):
     """Patch a path to whole tensors, or to the logits."""
     ends = [(receiver, None) for receiver in receivers]

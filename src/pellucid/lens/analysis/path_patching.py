@@ -13,14 +13,11 @@ from pellucid.lens.analysis.metrics import Metric, PreparedMetric
 from pellucid.lens.analysis.patching import check_alike, name_of_metric, read_pair
 from pellucid.lens.core.inputs import InputError, InputOptions, Texts
 from pellucid.lens.core.recording import Recording
-from pellucid.tensor_names import axes, names, stack_of
+from pellucid.tensor_names import axes, computation_order, names, stack_of
 from pellucid.text_model import Model
 
 #: a tensor of one block, and one of its heads or None for the whole tensor
 End = tuple[str, int | None]
-
-#: what a norm of a post-norm block reads, though its row in the table is before it
-READ_BY_NORM = {"norm_1": "resid_mid", "norm_cross": "resid_cross", "norm_2": "mlp_out"}
 
 #: the tensors of a cross-attention before its z that an encoder's output reaches
 READS_SOURCE = (".cross.k", ".cross.v", ".cross.scores", ".cross.pattern")
@@ -97,7 +94,7 @@ def path_patch(
 
 def _check_open(sender: str, ends: list[str], a: Architecture, mlps: str) -> None:
     """Raise InputError where a receiver comes before the sender, or frozen tensors close the paths between them."""
-    order = _order(a)
+    order = {name: n for n, name in enumerate(computation_order(a))}
     for end in ends:
         if order.get(end, math.inf) < order.get(sender, 0):
             raise InputError(
@@ -126,18 +123,6 @@ def _check_open(sender: str, ends: list[str], a: Architecture, mlps: str) -> Non
             raise InputError(
                 f"the receiver {end} {being} frozen at the clean run, so that nothing reaches it: {remedy}"
             )
-
-
-def _order(a: Architecture) -> dict[str, int]:
-    """The place of every tensor in the order of computation."""
-    listed = {name: n for n, name in enumerate(names(a))}
-
-    def place(name: str) -> tuple[int, bool]:
-        block, inner = _block_and_inner(name)
-        read = READ_BY_NORM.get(inner.split(".")[0]) if stack_of(name, a).block == "post" else None
-        return (listed[f"{block}.{read}"], True) if read else (listed[name], False)
-
-    return {name: n for n, name in enumerate(sorted(listed, key=place))}
 
 
 def _frozen_behind(name: str, a: Architecture, mlps: str) -> list[str]:

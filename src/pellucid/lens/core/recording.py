@@ -171,7 +171,7 @@ class Recording(InputView):
         return chosen[0]
 
     def tensors(self, patterns: str | Sequence[str]) -> dict[str, Tensor]:
-        """Every tensor that matches a pattern (`*` stands for anything), by full name, in order of computation."""
+        """Every tensor that matches a pattern (`*` stands for anything), by full name, in the order of the table."""
         listed = [patterns] if isinstance(patterns, str) else list(patterns)
         derived = [name for name in listed if name in DERIVED]
         others = [name for name in listed if name not in DERIVED]
