@@ -1,4 +1,4 @@
-"""What attention takes in a step of a server where keys and values lie in blocks (docs/decisions/0013).
+"""What attention takes in a step of a server where keys and values lie in blocks (docs/decisions.md).
 
     python -m benchmarks.rows_in_blocks
 
