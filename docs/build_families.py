@@ -27,7 +27,8 @@ Rotary positions scaled as longrope (Phi-3) have two lists of factors: a text of
 first logits differ from those of a shorter text. A text that crosses this length while it is generated is read
 again there. `pellucid serve` ends texts at this length and says so. Positions scaled as dynamic have the
 frequencies of transformers for texts of up to `max_position_embeddings`, where the context ends: transformers
-changes them with every further token, so that keys in its cache are those of a shorter text ([decisions](decisions.md#the-network)).
+changes them with every further token, so that keys in its cache are those of a shorter text
+([decisions](decisions.md#the-network)).
 
 The last two columns are the largest differences of logits from transformers', over tiny random models with every gain
 and bias perturbed, under all options of the family in `tests/parity/random_models.py`. For "in float64", every
