@@ -100,9 +100,11 @@ class ServedModel:
             meta |= {"n_embd": a.d_model, "n_params": count_parameters(a)["total"]}
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "pellucid", "meta": meta}
 
-    def prompts(self, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]) -> list[list[int]]:
-        """Ids of each prompt; those of texts as `encode` gives them."""
-        self.check_texts(prompt, "prompt")
+    def prompts(
+        self, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]], field: str = "prompt"
+    ) -> list[list[int]]:
+        """Ids of each prompt; those of texts as `encode` gives them. `field` is what the request calls them."""
+        self.check_texts(prompt, field)
         return [self.encode(one) for one in as_list(prompt)]
 
     def check_texts(self, prompt: Any, field: str, n_ctx: int = 0) -> None:
