@@ -86,7 +86,7 @@ class Cell:
             "model.n_layers": self.n_layers,
             "model.n_ctx": CONTEXT,
             "model.mlp.d_ff": gated_width(self.d_model),
-            "model.attention.n_heads": max(1, self.d_model // sizing.HEAD),
+            "model.attention.n_heads": max(1, self.d_model // sizing.D_HEAD),
             "train.batch": self.batch,
             "train.seed": self.seed,
         }

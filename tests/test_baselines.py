@@ -103,7 +103,7 @@ def test_a_model_that_was_measured_on_a_part_gets_no_verdict(text, tmp_path):
 
 
 def test_of_long_texts_a_part_is_read_and_it_says_how_much(text, tmp_path, monkeypatch):
-    monkeypatch.setattr("pellucid.predictors.ngram_baselines.PIECE", 100)
+    monkeypatch.setattr("pellucid.predictors.ngram_baselines.PIECE_TOKENS", 100)
     monkeypatch.setattr(baselines, "COUNTED", 1000)
     monkeypatch.setattr(baselines, "SCORED", 200)
     found = measured(train(text, out=tmp_path / "run"))
@@ -163,7 +163,7 @@ def test_windows_with_equal_hashes_are_equal(ids, length):
 
 
 def test_repeats_are_what_a_plain_search_finds(monkeypatch):
-    monkeypatch.setattr("pellucid.predictors.repeats.PIECE", 50)
+    monkeypatch.setattr("pellucid.predictors.repeats.HASHED_AT_ONCE", 50)
     rng = np.random.default_rng(0)
     train_ids, fresh = rng.integers(0, 50, 1000), rng.integers(0, 50, 320)
     fresh[64:80], fresh[160:192], fresh[304:320] = train_ids[40:56], train_ids[500:532], train_ids[984:1000]

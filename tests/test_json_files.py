@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pellucid.json_files import (
     DEEPEST,
-    LONGEST,
+    MOST_BYTES,
     JSONFileError,
     open_for_locking,
     parse_json_line,
@@ -85,6 +85,6 @@ def test_a_pipe_a_device_a_folder_and_a_long_file_are_refused_before_they_are_re
 
 def test_a_line_is_limited_and_holds_an_object():
     assert parse_json_line(b'{"step": 1}', "x.jsonl, line 3") == {"step": 1}
-    for line, why in ((b"[1]", "holds list"), (b" " * (LONGEST + 1), "is longer than 16,777,216 bytes")):
+    for line, why in ((b"[1]", "holds list"), (b" " * (MOST_BYTES + 1), "is longer than 16,777,216 bytes")):
         with pytest.raises(JSONFileError, match=f"^x.jsonl, line 3 {why}"):
             parse_json_line(line, "x.jsonl, line 3")

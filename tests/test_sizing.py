@@ -229,8 +229,8 @@ def test_what_does_not_fit_into_memory_is_not_considered():
 @pytest.mark.parametrize(
     ("fields", "goes"),
     [
-        ({"n_kv_heads": 2}, lambda size: (size.d_model // sizing.HEAD) % 2 == 0),
-        ({"n_kv_heads": 4}, lambda size: (size.d_model // sizing.HEAD) % 4 == 0),
+        ({"n_kv_heads": 2}, lambda size: (size.d_model // sizing.D_HEAD) % 2 == 0),
+        ({"n_kv_heads": 4}, lambda size: (size.d_model // sizing.D_HEAD) % 4 == 0),
         ({"d_embed": 64}, lambda size: size.d_model != 64),
         ({"d_embed": 256, "embed_projection": "sum"}, lambda size: size.d_model != 256),
     ],
@@ -243,7 +243,7 @@ def test_sizes_are_chosen_among_those_that_go_with_what_is_set(stubbed_timer, fi
     every = choose_size(recipe(2.0), Text(300_000), (1.0, 1.0)).considered
     assert {(s.d_model, s.n_layers) for s in made.considered} == {(s.d_model, s.n_layers) for s in every if goes(s)}
     model = sized(asked, made, set(fields)).model
-    assert (model.d_model, model.n_heads) == (made.chosen.d_model, max(1, made.chosen.d_model // sizing.HEAD))
+    assert (model.d_model, model.n_heads) == (made.chosen.d_model, max(1, made.chosen.d_model // sizing.D_HEAD))
     assert model.attention.n_kv_heads == asked.model.attention.n_kv_heads
 
 

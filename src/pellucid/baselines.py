@@ -29,13 +29,15 @@ FILE = "baselines.json"
 #: the most held-out tokens that are scored
 SCORED = 1 << 20
 #: the share of held-out windows in the training text above which the loss is misleading
-REPEATED = 0.01
+MOST_REPEATED = 0.01
 #: the share of unknown held-out tokens above which bits per byte are misleading
-UNKNOWN = 0.001
+MOST_UNKNOWN = 0.001
 #: how far a unigram's bits per byte of the held-out text may exceed those of the text it is counted on
 UNLIKE = 0.2
-#: passes after which more add little, and next to nothing (Muennighoff et al. 2023)
-MANY_PASSES, TOO_MANY_PASSES = 16, 40
+#: passes after which more add little (Muennighoff et al. 2023)
+MANY_PASSES = 16
+#: passes after which more add next to nothing
+TOO_MANY_PASSES = 40
 #: bits that a parameter can memorise (Morris et al. 2025)
 BITS_PER_PARAMETER = 3.6
 
@@ -143,7 +145,7 @@ def measure_baselines(
 
 def warn_of_unknown(share: float) -> list[str]:
     """A warning if so many held-out tokens are unknown that bits per byte mislead."""
-    if share < UNKNOWN:
+    if share < MOST_UNKNOWN:
         return []
     return [
         f"{share:.1%} of the held-out tokens are unknown: the model does not predict which words or characters "
@@ -154,7 +156,7 @@ def warn_of_unknown(share: float) -> list[str]:
 
 def warn_of_repeats(repeats: Repeats) -> list[str]:
     """A warning if the held-out text also occurs in the training text."""
-    if repeats.share < REPEATED:
+    if repeats.share < MOST_REPEATED:
         return []
     return [
         f"{repeats.share:.0%} of the held-out text also occurs in the training text ({repeats.windows:,} windows of "

@@ -19,7 +19,7 @@ OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fopenmp", 
 #: GCC uses half of AVX-512's registers unless told
 X86_OPTIONS = ("-mprefer-vector-width=512",)
 #: a compiler that takes longer than this many seconds is given up
-PATIENCE = 60.0
+COMPILER_SECONDS = 60.0
 
 
 def library_folder() -> Path:
@@ -64,7 +64,7 @@ class CompiledSource:
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             unfinished = Path(folder) / target.name
             command = [compiler, *compiler_options(), str(self.path), "-o", str(unfinished)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILER_SECONDS)
             if done.returncode:
                 message = (done.stderr.strip().splitlines() or ["no message"])[0]
                 return f"{compiler} does not compile {self.path.name}: {message}"

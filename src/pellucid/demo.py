@@ -24,9 +24,12 @@ HERE, TEXTS = Path("runs/demo"), Path("runs/demo-texts")
 PROMPTS = ("ROMEO:\n", "KING RICHARD III:\n", "First Citizen:\n")
 #: the share of Shakespeare that is held out, at its end
 HELD_OUT = 0.1
-#: characters of repeated letters for each of Shakespeare, the fewest and the most letters that are repeated, and the
-#: letters of a line
-REPEATED, PERIODS, LINE = 0.5, (4, 32), 260
+#: characters of repeated letters for each of Shakespeare
+REPEATED = 0.5
+#: the fewest and the most letters that are repeated
+PERIODS = (4, 32)
+#: letters of a line of repeated ones
+LINE = 260
 #: two layers, since an induction head needs a head below it that looks at the previous token (Elhage et al. 2021), four
 #: heads of 32 so that each can do one thing, and every checkpoint, so that one sees when the heads appear
 FIELDS = {

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-#: bytes of a file of JSON, and of one that lists the files of a corpus or the tensors of a checkpoint
-LONGEST, LONGEST_LIST = 1 << 24, 1 << 28
+#: the most bytes of a file of JSON
+MOST_BYTES = 1 << 24
+#: ... of one that lists the files of a corpus or the tensors of a checkpoint
+MOST_BYTES_OF_LIST = 1 << 28
 #: how deeply objects and lists may lie within each other; the deepest in use, tokenizer.json, has about ten levels
 DEEPEST = 64
 
@@ -49,7 +51,7 @@ def read_regular(path: Path, longest: int | None = None) -> bytes:
     return content
 
 
-def read_json_file(path: Path, longest: int = LONGEST) -> dict[str, Any]:
+def read_json_file(path: Path, longest: int = MOST_BYTES) -> dict[str, Any]:
     """The object in a JSON file. Raises OSError as `read_regular`, and JSONFileError as `parse_json_object`."""
     return parse_json_object(read_regular(path, longest), str(path))
 
@@ -68,10 +70,10 @@ def parse_json_object(content: bytes | str, where: str) -> dict[str, Any]:
 
 def parse_json_line(line: bytes, where: str) -> dict[str, Any]:
     """The object in one line of a file of JSON lines. Raises JSONFileError as `parse_json_object`, and where the line
-    is longer than LONGEST bytes.
+    is longer than MOST_BYTES bytes.
     """
-    if len(line) > LONGEST:
-        raise JSONFileError(f"{where} is longer than {LONGEST:,} bytes")
+    if len(line) > MOST_BYTES:
+        raise JSONFileError(f"{where} is longer than {MOST_BYTES:,} bytes")
     return parse_json_object(line, where)
 
 

@@ -65,7 +65,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_the_mass(logits, mass, short)
     p = logits.softmax(-1)
     with pytest.MonkeyPatch.context() as patch:
         # the likeliest that are looked at first change nothing but the time
-        patch.setattr(module, "SHORT", short)
+        patch.setattr(module, "TRIED_FIRST", short)
         kept_p = keep_top_p(p, mass)
     for row, result in zip(p.tolist(), kept_p.tolist(), strict=True):
         falling = sorted(range(len(row)), key=lambda i: (-row[i], i))

@@ -151,7 +151,7 @@ def test_a_text_is_scored_in_windows_as_in_one(choices, monkeypatch):
     network, ids = make(choices), some_tokens(1, 60)[0].numpy()
     rows = network(torch.from_numpy(ids)[None, :-1])[0].log_softmax(-1)
     expected = rows[torch.arange(59), torch.from_numpy(ids[1:])].detach().numpy()
-    monkeypatch.setattr(neural, "WINDOW", 4)
+    monkeypatch.setattr(neural, "SCORED_WINDOW", 4)
     np.testing.assert_allclose(network.log_probs(ids), expected, atol=1e-12)
     assert network.training
 

@@ -169,7 +169,7 @@ def test_a_text_is_scored_in_pieces_as_in_one(monkeypatch):
     ids = parts()[0][:3000]
     models = [NGram.train(ids[:2000], N_VOCAB, 4, separator=s) for s in (None, 0)]
     whole = [model.log_probs(ids) for model in models]
-    monkeypatch.setattr(ngram, "CHUNK", 7)
+    monkeypatch.setattr(ngram, "SCORED_AT_ONCE", 7)
     for model, expected in zip(models, whole, strict=True):
         np.testing.assert_array_equal(model.log_probs(ids), expected)
 

@@ -81,7 +81,7 @@ def test_embeddings_are_the_final_stream(server, pooling):
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_no_length_of_a_text_changes_the_vector_of_another(monkeypatch, pooling):
-    monkeypatch.setattr("pellucid.serve.embeddings.CHUNK", 12)
+    monkeypatch.setattr("pellucid.serve.embeddings.PROMPT_CHUNK", 12)
     network = make_network(BASE.with_fields(TWO_LISTS | {"readout": "none"}))
     # longrope has other frequencies beyond 9 tokens: within one batch, and within one text
     texts = [[1, 2, 3], list(range(10)), [4, 5, 6], list(range(16)), [7, 8]]
@@ -95,7 +95,7 @@ def test_no_length_of_a_text_changes_the_vector_of_another(monkeypatch, pooling)
 @pytest.mark.parametrize("mask", ["causal", "prefix", "bidirectional"])
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_texts_are_embedded_in_batches_by_length(monkeypatch, mask, pooling):
-    monkeypatch.setattr("pellucid.serve.embeddings.CHUNK", 12)
+    monkeypatch.setattr("pellucid.serve.embeddings.PROMPT_CHUNK", 12)
     attention = Attention(n_heads=2, mask=mask)
     network = make_network(Architecture(n_vocab=20, n_ctx=32, d_model=16, n_layers=2, attention=attention))
     texts = [[1, 2], *([n] for n in range(10)), [3, 4, 5], list(range(20)), [6, 7], [9, 9, 9]]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pellucid.architecture import Architecture, Attention
 from pellucid.model import Transformer
-from pellucid.serve.prefix_cache import BLOCK, PrefixCache, common_length
+from pellucid.serve.prefix_cache import BLOCK_TOKENS, PrefixCache, common_length
 
 NETWORK = Transformer(Architecture(n_vocab=5, n_ctx=128, d_model=4, n_layers=2, attention=Attention(n_heads=2))).eval()
 BLOCK_BYTES = PrefixCache(NETWORK, 0).block_bytes
@@ -53,36 +53,36 @@ def test_what_is_found_is_what_was_kept(seed, n_blocks, n_vocab):
         for block in cache.blocks:
             # what a block follows is kept as long as it is, and is full
             assert block.before is None or position[block.before] > position[block]
-            assert block.before is None or len(block.before.tokens) == BLOCK
+            assert block.before is None or len(block.before.tokens) == BLOCK_TOKENS
         if n_blocks:
-            assert cache.known(tokens) == min(len(tokens), n_blocks * BLOCK)
+            assert cache.known(tokens) == min(len(tokens), n_blocks * BLOCK_TOKENS)
 
 
 def test_conversations_over_one_system_prompt_hold_it_once():
-    system = [1, 2, 3, 4] * (2 * BLOCK // 4)
+    system = [1, 2, 3, 4] * (2 * BLOCK_TOKENS // 4)
     cache = PrefixCache(NETWORK, 100 * BLOCK_BYTES)
     for number in range(5):
-        conversation = [*system, number, *[0] * (BLOCK - 1)]
+        conversation = [*system, number, *[0] * (BLOCK_TOKENS - 1)]
         cache.keep(conversation, columns(conversation))
     assert used(cache) == 2 + 5
 
 
 def test_a_sequence_that_goes_on_fills_its_last_block():
-    cache, tokens = PrefixCache(NETWORK, 100 * BLOCK_BYTES), [1, 2, 3] * BLOCK
-    for n in range(1, 2 * BLOCK + 1):
+    cache, tokens = PrefixCache(NETWORK, 100 * BLOCK_BYTES), [1, 2, 3] * BLOCK_TOKENS
+    for n in range(1, 2 * BLOCK_TOKENS + 1):
         cache.keep(tokens[:n], columns(tokens[:n]))
-        assert used(cache) == -(-n // BLOCK)
+        assert used(cache) == -(-n // BLOCK_TOKENS)
         assert cache.known(tokens) == n
 
 
 def test_the_least_recently_used_go_first_and_ends_before_beginnings():
     cache = PrefixCache(NETWORK, 4 * BLOCK_BYTES)
-    first, second, third = ([token] * 2 * BLOCK for token in range(3))
+    first, second, third = ([token] * 2 * BLOCK_TOKENS for token in range(3))
     cache.keep(first, columns(first))
     cache.keep(second, columns(second))
     cache.start(first, len(first))
-    cache.keep(third[:BLOCK], columns(third[:BLOCK]))
-    assert [cache.known(tokens) for tokens in (first, second, third)] == [2 * BLOCK, BLOCK, BLOCK]
+    cache.keep(third[:BLOCK_TOKENS], columns(third[:BLOCK_TOKENS]))
+    assert [cache.known(tokens) for tokens in (first, second, third)] == [2 * BLOCK_TOKENS, BLOCK_TOKENS, BLOCK_TOKENS]
 
 
 @pytest.mark.parametrize("mask", ["prefix"])

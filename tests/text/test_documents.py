@@ -144,7 +144,7 @@ def test_a_file_that_changes_after_it_was_counted_is_noticed(tmp_path):
 
 @pytest.mark.item("S4-learn-b")
 def test_a_long_document_comes_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, "PIECE", 7)
+    monkeypatch.setattr(formats, "CHUNK_BYTES", 7)
     text = "αβγ€😀 " * 50
     document = read_corpus(write(tmp_path, {"a.txt": text})).documents[0]
     pieces = list(document.pieces())

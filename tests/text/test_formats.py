@@ -460,7 +460,7 @@ def test_a_few_packed_bytes_are_unpacked_in_parts(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv"])
 def test_a_line_without_end_is_refused_where_it_is_too_long(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, "LONGEST", 1000)
+    monkeypatch.setattr(formats, "LONGEST_LINE", 1000)
     lines = {"a.jsonl": ['{"text": "a"}', '{"text": "', '"}']}.get(name, ["text", "", ""])
     long = put(tmp_path, f"{name}.gz", gzip.compress(f"{lines[0]}\n{lines[1]}{'a' * 2000}{lines[2]}\n".encode()))
     refused(long, rf"{name}\.gz, line 2: longer than 1,000 bytes")
@@ -471,7 +471,7 @@ def test_a_line_without_end_is_refused_where_it_is_too_long(name, tmp_path, monk
 @pytest.mark.parametrize("opened", ["<!-- ", "<a href='"])
 def test_a_tag_without_end_is_refused_where_it_is_too_long(opened, tmp_path, monkeypatch):
     monkeypatch.setattr("pellucid.text.read.html.STEP", 100)
-    monkeypatch.setattr("pellucid.text.read.html.LONGEST", 1000)
+    monkeypatch.setattr("pellucid.text.read.html.LONGEST_TAG", 1000)
     refused(
         put(tmp_path, "a.html", "one<br>\n" + opened + "a" * 2000), r"a\.html: a tag or comment does not end .* line 2"
     )
@@ -1051,7 +1051,7 @@ def test_a_corpus_knows_which_of_its_files_are_held_out(tmp_path):
 
 def test_marks_between_documents_are_text_and_a_note_says_how_to_divide_there(tmp_path, monkeypatch):
     """Also where a mark lies in two chunks."""
-    monkeypatch.setattr(formats, "PIECE", 5)
+    monkeypatch.setattr(formats, "CHUNK_BYTES", 5)
     stories = "\nOne day.\n<|endoftext|>\n\nTwo <|\n\r\n<|endoftext|><|endoftext|>\nThree.\n\n"
     (tmp_path / "stories.txt").write_bytes(stories.encode())
     (tmp_path / "other.txt").write_text("nothing")

@@ -142,7 +142,7 @@ def test_records_do_not_pile_up(texts, tmp_path, opened, monkeypatch):
     assert [*kept.iterdir()] == [record]
     assert record.stat().st_size < size, "a file that is gone is forgotten"
     (tmp_path / "other.txt").write_text(TEXT)
-    long_ago = record.stat().st_mtime - known_scans.UNUSED - 60
+    long_ago = record.stat().st_mtime - known_scans.UNUSED_SECONDS - 60
     os.utime(record, (long_ago, long_ago))
     read_corpus(texts, kept=kept)  # which uses it
     read_corpus(tmp_path / "other.txt", kept=kept)

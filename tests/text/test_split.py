@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pellucid.text.read.decompress import Origin
 from pellucid.text.read.documents import Corpus, DocumentError, read_corpus
 from pellucid.text.read.scan import PACKED_ROW, ROW, Documents, Source
-from pellucid.text.split import FEWEST, split_corpus
+from pellucid.text.split import FEWEST_DOCUMENTS, split_corpus
 
 
 def corpus_of(documents) -> Corpus:
@@ -58,7 +58,7 @@ def test_every_script_and_every_size_gives_its_share(sizes, held_out, seed):
             here = uncut & (octaves <= octave)
             assert abs(n_bytes[here & whole].sum() - held_out * n_bytes[here].sum()) <= n_bytes[here].max() / 2
         if total:
-            assert n_bytes[uncut].max() <= min(held_out, 1 - held_out) * total / FEWEST
+            assert n_bytes[uncut].max() <= min(held_out, 1 - held_out) * total / FEWEST_DOCUMENTS
     assert np.array_equal(np.array(split.cuts)[cut], (n_bytes[cut] * (1 - held_out)).astype(int))
 
 

@@ -70,7 +70,7 @@ def test_documents_larger_than_a_batch_of_small_ones_are_streamed_the_same(split
     tokenizer = learn_tokenizer("bpe", split.texts("train"), 500)
     whole = prepare_tokens(split, tokenizer, tmp_path / "one")
     monkeypatch.setattr("pellucid.text.tokens.encode.UNIT", 100)
-    monkeypatch.setattr("pellucid.text.read.formats.PIECE", 640)
+    monkeypatch.setattr("pellucid.text.read.formats.CHUNK_BYTES", 640)
     pieces = prepare_tokens(split, tokenizer, tmp_path / "two")
     for name in ("train", "held_out"):
         one, two = whole.part(name), pieces.part(name)

@@ -10,7 +10,7 @@ from tiny import FIELDS, rows, start, write_text
 
 from pellucid.runs import device, length
 from pellucid.runs import reporter as display
-from pellucid.runs.length import LONGEST, SHORTEST, evaluation_interval
+from pellucid.runs.length import LONGEST_INTERVAL, SHORTEST_INTERVAL, evaluation_interval
 from pellucid.runs.live_reporter import LiveReporter
 from pellucid.runs.options import INTERVALS, with_record, with_train
 from pellucid.runs.pace import Pace, last_evaluation_units
@@ -95,10 +95,10 @@ def test_evaluations_are_spread_by_time(steps, seconds_per_step):
     every = evaluation_interval(recipe_of(steps, evaluate_every=None), seconds_per_step)
     evaluations, total = -(-steps // every), steps * seconds_per_step
     assert 1 <= every <= steps
-    assert evaluations <= max(10, total / LONGEST + 1)
+    assert evaluations <= max(10, total / LONGEST_INTERVAL + 1)
     if evaluations > 1:
-        assert every * seconds_per_step >= min(SHORTEST / 1.5, total / 2)
-    assert every * seconds_per_step <= LONGEST + seconds_per_step
+        assert every * seconds_per_step >= min(SHORTEST_INTERVAL / 1.5, total / 2)
+    assert every * seconds_per_step <= LONGEST_INTERVAL + seconds_per_step
 
 
 @pytest.mark.parametrize(

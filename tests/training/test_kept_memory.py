@@ -8,7 +8,7 @@ import pytest
 from tests.training.tiny import assert_same_run, start, write_text
 
 from pellucid.runs import kept_memory as module
-from pellucid.runs.kept_memory import KEPT, SHARE, USUAL, KeptMemory, glibc, kept_memory, resident_bytes
+from pellucid.runs.kept_memory import KEPT, MOST_OF_MEMORY, USUAL, KeptMemory, glibc, kept_memory, resident_bytes
 from pellucid.runs.trainer import Trainer
 
 
@@ -55,11 +55,11 @@ def test_a_process_above_its_share_of_memory_keeps_nothing_more(thresholds, monk
     kept = KeptMemory()
     with kept():
         thresholds.clear()
-        monkeypatch.setattr(module, "resident_bytes", lambda: int(1000 * SHARE / 2))
+        monkeypatch.setattr(module, "resident_bytes", lambda: int(1000 * MOST_OF_MEMORY / 2))
         kept.bound(2)
         assert thresholds == []
         assert kept.is_on
-        monkeypatch.setattr(module, "resident_bytes", lambda: int(1000 * SHARE / 2) + 1)
+        monkeypatch.setattr(module, "resident_bytes", lambda: int(1000 * MOST_OF_MEMORY / 2) + 1)
         kept.bound(2)
         assert thresholds[-1] == {}
         assert not kept.is_on

@@ -166,7 +166,7 @@ def test_accumulated_prefix_passes_are_the_large_batch(tmp_path):
 @pytest.mark.parametrize("n_logits", [1, 3 * 50 + 1, 10_000])
 def test_cross_entropy_in_chunks_is_the_same_loss_with_the_same_gradients(readout, n_logits, trained, monkeypatch):
     """Whatever the chunks are, with targets that do not count, beside a loss that is divided, with a frozen readout."""
-    monkeypatch.setattr(objectives, "CHUNK", n_logits)
+    monkeypatch.setattr(objectives, "LOGITS_AT_ONCE", n_logits)
     a = Architecture(n_vocab=50, n_ctx=8, d_model=16, n_layers=1, attention=Attention(n_heads=2), **readout)
     network = initialise(Transformer(a), 0).double()
     network.unembed.requires_grad_(trained)
@@ -188,7 +188,7 @@ def test_many_logits_are_made_in_chunks(tmp_path, monkeypatch):
     plain = start(text, tmp_path / "plain", dropout=0.0).path
     chunked = objectives.summed_loss_in_chunks
     monkeypatch.setattr(objectives, "MANY_LOGITS", 2 * 16 * 256)
-    monkeypatch.setattr(objectives, "CHUNK", 1000)
+    monkeypatch.setattr(objectives, "LOGITS_AT_ONCE", 1000)
     monkeypatch.setattr(objectives, "summed_loss_in_chunks", lambda *given: taken.append(1) or chunked(*given))
     other = start(text, tmp_path / "other", dropout=0.0).path
     losses = [[row["loss"] for row in rows(run) if "loss" in row] for run in (plain, other)]
@@ -206,7 +206,7 @@ def test_many_logits_are_measured_in_chunks(readout, monkeypatch):
     whole, hits = losses_and_hits(network, given)
     network.unembed.register_forward_hook(lambda module, inputs, output: sizes.append(output.numel()))
     monkeypatch.setattr(objectives, "MANY_LOGITS", 800)
-    monkeypatch.setattr(objectives, "CHUNK", 170)
+    monkeypatch.setattr(objectives, "LOGITS_AT_ONCE", 170)
     in_chunks, hits_in_chunks = losses_and_hits(network, given)
     assert sizes == [150, 150, 150, 150, 150, 50]
     assert torch.allclose(in_chunks, whole, rtol=1e-12, atol=1e-12)

@@ -18,7 +18,7 @@ from pellucid.runs import pipeline
 from pellucid.runs import trainer as trainer_module
 from pellucid.runs.checkpoint import best_step, folder_of, load_checkpoint, steps_of
 from pellucid.runs.options import with_record
-from pellucid.runs.pace import MEMORY, Pace
+from pellucid.runs.pace import AVERAGED_SHARE, Pace
 from pellucid.runs.saver import Saver
 from pellucid.runs.schedule import DECAY_SHARE, decay_of, rate_factor
 from pellucid.runs.trainer import Trainer
@@ -379,7 +379,7 @@ def test_whatever_steps_took_before_the_decay_the_end_comes_in_time(total, share
         assert recipe.record.decay[1] - recipe.record.decay[0] == pytest.approx(
             DECAY_SHARE * recipe.record.decay[1], abs=0.02 * step + 2
         )
-        settled = max(0.0, began - 3 * MEMORY * total)
+        settled = max(0.0, began - 3 * AVERAGED_SHARE * total)
         at = min(int(len(speeds) * settled / total), len(speeds) - 1)
         if len({*speeds[at:]}) == 1:
             assert abs(now[0] - total) <= 0.06 * total

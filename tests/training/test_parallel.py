@@ -609,7 +609,7 @@ def test_tokens_that_adapters_add_are_not_divided_by_tensor(text, tmp_path):
 def test_logits_in_chunks_are_those_of_one_process(text, tmp_path, monkeypatch, layout):
     """A tied readout, whose weights are used outside of the network's forward pass."""
     monkeypatch.setattr(objectives, "MANY_LOGITS", 1)
-    monkeypatch.setattr(objectives, "CHUNK", 1000)
+    monkeypatch.setattr(objectives, "LOGITS_AT_ONCE", 1000)
     fields = {**DIVISIBLE, "optimizer": "adamw", "unembed": "tied", "steps": 6, "accumulate": 2, "evaluate_every": 3}
     plain = train(text, tmp_path / "one", **fields)
     run = train(text, tmp_path / "run", 2, **fields, **laid_out(layout))

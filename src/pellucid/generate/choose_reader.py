@@ -29,20 +29,23 @@ Compile = Literal["auto", "no", "yes"]
 #: what reads the rows of a decoding, `read(rows) -> logits`, and keeps what their next step needs
 Reader = CachedReader | RecomputingReader
 
-#: `auto` changes products whose matrices do not fit into caches, for texts long enough to win back the time that it
-#: takes to pack them, or to compile products (`python -m benchmarks.products` prints how long packing takes for GPT-2
-#: small; other sizes were not measured)
-LEAST_PARAMETERS, LEAST_TOKENS = 10_000_000, 32
-#: where products are compiled, a copy is faster only for long prompts: `auto` packs for a server, which reads many, if
-#: the copy fits into memory
-TOKENS_OF_A_SERVER, MOST_BYTES = 100_000, 4 << 30
+#: `auto` changes products whose matrices do not fit into caches
+LEAST_PARAMETERS = 10_000_000
+#: ... for texts long enough to win back the time that it takes to pack them, or to compile products
+#: (`python -m benchmarks.products` prints how long packing takes for GPT-2 small; other sizes were not measured)
+LEAST_TOKENS = 32
+#: where products are compiled, a copy is faster only for long prompts: `auto` packs for a server, which reads many
+TOKENS_OF_A_SERVER = 100_000
+#: ... if the copy fits into memory
+MOST_BYTES = 4 << 30
 #: seconds that compiling the file takes, once for a machine
 COMPILING = 5.0
 #: seconds for each block that listing a network's operations takes
 LISTING_A_BLOCK = 1e-3
-#: seconds that a compiled step saves, at all and for each block: measured at widths 128 and 768
-#: (docs/experiments/decoding.md)
-SAVED, SAVED_A_BLOCK = 5e-4, 3e-4
+#: seconds that a compiled step saves at all: measured at widths 128 and 768 (docs/experiments/decoding.md)
+SAVED = 5e-4
+#: ... and for each block
+SAVED_A_BLOCK = 3e-4
 
 
 @dataclass(frozen=True)

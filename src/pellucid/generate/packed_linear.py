@@ -73,7 +73,7 @@ class CompiledProduct(nn.Module):
         n_in = x.size(-1)
         if x.numel() <= row_products.MOST_ROWS * n_in:
             return row_products.multiply(self.kind, self.stored, self.bias, x, self.n_out)
-        y, step = x.new_empty((*x.shape[:-1], self.n_out)), max(1, row_products.PIECE // n_in)
+        y, step = x.new_empty((*x.shape[:-1], self.n_out)), max(1, row_products.PIECE_WEIGHTS // n_in)
         for begin in range(0, self.n_out, step):
             end = min(begin + step, self.n_out)
             bias = None if self.bias is None else self.bias[begin:end]

@@ -20,7 +20,7 @@ load_library = SOURCE.load
 #: more rows than these are multiplied by weights that are unpacked into float32, a piece at a time
 MOST_ROWS = 16
 #: weights of such a piece
-PIECE = 1 << 20
+PIECE_WEIGHTS = 1 << 20
 
 Format = Literal["float32", "int8", "int4"]
 

@@ -166,7 +166,7 @@ def keep_top_p(p: Scores, mass: float) -> Scores:
     lower ids.
     """
     # sorting a whole vocabulary takes longer than a step of a small network and is seldom needed
-    falling = p.topk(min(SHORT, p.size(-1)), dim=-1).values
+    falling = p.topk(min(TRIED_FIRST, p.size(-1)), dim=-1).values
     if (falling.sum(-1) < mass).any():
         falling = p.sort(dim=-1, descending=True).values
     before = cumulative_sums(falling) - falling
@@ -182,7 +182,7 @@ def cumulative_sums(p: Scores) -> Scores:
 
 
 #: how many of the likeliest tokens are tried first: usually they reach the mass
-SHORT = 512
+TRIED_FIRST = 512
 
 
 def _largest(x: Scores, k: int | Tensor, kth: Tensor) -> Bool[Tensor, "rows n_vocab"]:

@@ -30,7 +30,7 @@ from pellucid.text.tokenizers.tokenizer import Tokenizer, TokenizerError
 from pellucid.text.tokens.batches import lay_windows
 
 #: the default limit of logits in memory: 64 MiB in float32
-CHUNK = 2**24
+LOGITS_IN_MEMORY = 2**24
 
 
 class ScoringError(GenerationError):
@@ -348,7 +348,7 @@ def score_losses(
     mask: Visible | None = None,
     source: Encoded | None = None,
     source_mask: SourceVisible | None = None,
-    chunk: int = CHUNK,
+    chunk: int = LOGITS_IN_MEMORY,
 ) -> Float[Tensor, "batch pos"]:
     """-log P(target) at every position, nats, in float32 or better; 0 where a target is -100.
 

@@ -22,7 +22,7 @@ BESIDE += ("tokenizer_config.json", IDS_FILE, NOTES, "chat_template.jinja", ADAP
 #: how a pickle is read after all
 TRUSTED = 'pass --trust pickles (trust="pickles") to read the tensors of the pickle, and nothing else of it'
 #: limits in bytes; the largest files in use have a tenth of this or less
-LONGEST = {CONFIG: 1 << 20, ARCHITECTURE: 1 << 20}
+MOST_BYTES_OF = {CONFIG: 1 << 20, ARCHITECTURE: 1 << 20}
 LONGEST_INDEX = 1 << 24
 
 
@@ -96,7 +96,7 @@ def read_object(folder: Path, name: str) -> dict[str, Any]:
     if not path.is_file():
         raise FolderError(f"{folder} has no file {name}")
     try:
-        return parse_object(read_regular(path, LONGEST.get(name, LONGEST_INDEX)), str(path))
+        return parse_object(read_regular(path, MOST_BYTES_OF.get(name, LONGEST_INDEX)), str(path))
     except OSError as error:
         raise FolderError(f"{path} cannot be read: {error.strerror}") from None
 

@@ -20,7 +20,7 @@ from pellucid.hub.own_code import code_config
 from pellucid.hub.round_trip import able_target, first_able
 from pellucid.hub.shards import FORMATS
 from pellucid.hub.tables import Family
-from pellucid.json_files import LONGEST, read_regular
+from pellucid.json_files import MOST_BYTES, read_regular
 from pellucid.text.chat_template import JINJA, ChatError, ChatTemplate, write_chat_template
 from pellucid.text.tokenizers.base import MASKS, OPTIONS_FILE, Tokenizer, token_name
 from pellucid.text.tokenizers.beside import options_beside
@@ -34,7 +34,7 @@ DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", to
 #: bytes in one weight file, as the hub prefers
 SHARD = 5 * 10**9
 #: if the context is no longer than this, a family's generate needs a limit: pipelines generate 256 tokens
-SHORT = 1024
+SHORT_CONTEXT = 1024
 #: the entries of config.json that name tokens with a use of their own
 TOKEN_IDS = tuple(f"{role}_token_id" for role in ("bos", "eos", "pad", "decoder_start", "forced_bos", "forced_eos"))
 
@@ -177,7 +177,7 @@ def write_config(
             # their classes shift targets by one, and put this token first
             config |= {"decoder_start_token_id": tokenizer.start, "pad_token_id": ids["pad_token_id"]}
             ends |= {"decoder_start_token_id": tokenizer.start}
-        if family is not None and a.n_ctx <= SHORT:
+        if family is not None and a.n_ctx <= SHORT_CONTEXT:
             ends |= {"max_length": a.n_ctx}
         write_object(folder / GENERATION, ends | {"do_sample": False})
     config.setdefault("pad_token_id", None)
@@ -270,7 +270,7 @@ def carry_over(folder: Path, source: Folder, family: Family, has_tokenizer: bool
                 options[use] = token_name(entry)
         write_object(folder / OPTIONS_FILE, options)
         if (source.path / JINJA).exists():
-            (folder / JINJA).write_bytes(read_regular(source.path / JINJA, LONGEST))
+            (folder / JINJA).write_bytes(read_regular(source.path / JINJA, MOST_BYTES))
 
 
 def source_post_processor(tokenizer: Tokenizer) -> dict[str, Any]:

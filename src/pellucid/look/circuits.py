@@ -33,10 +33,12 @@ from pellucid.tensor_names import AttentionPart
 Table = Literal["embed", "unembed", "positions"]
 View = TypeVar("View", Circuits, Embeddings)
 
-#: distances at which the scores of a head are shown, and rows of positions
-MOST_DISTANCES, MOST_POSITIONS = 64, 256
+#: distances at which the scores of a head are shown
+MOST_DISTANCES = 64
+#: rows of positions that are shown
+MOST_POSITIONS = 256
 #: Python of the ids that `among` takes
-LISTED = "from pellucid.look.tokens import tokens_in_text\n\nlisted = tokens_in_text(model)\n"
+LISTED_IN_PYTHON = "from pellucid.look.tokens import tokens_in_text\n\nlisted = tokens_in_text(model)\n"
 RAW = (
     "Norms between the parts are left aside: the matrices are as trained, without the gains that scale what they read."
 )
@@ -335,7 +337,7 @@ def listing(session: Session, view: View, every_token: bool, panel: Callable[[Vi
     if ids is None:
         return panel(view)
     answer = panel(view.among(ids))
-    return answer | {"code": LISTED + answer["code"]} if "code" in answer else answer
+    return answer | {"code": LISTED_IN_PYTHON + answer["code"]} if "code" in answer else answer
 
 
 def text_ids(session: Session) -> Tensor | None:

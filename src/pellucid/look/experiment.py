@@ -23,13 +23,14 @@ from pellucid.look.page_edits import edits_code, options_code, resolve_edits
 from pellucid.look.session import Model, PromptBody, Session, reading_options
 from pellucid.serve.protocol import MAX_EDITS, EditBody
 
-#: factors of a steering vector that are tried, and the likeliest tokens that are listed for each
+#: factors of a steering vector that are tried
 FACTORS = tuple(k / 2 for k in range(-8, 9))
+#: the likeliest tokens that are listed for each
 TOP = 5
 #: characters of a text in a body
-LONGEST = 2**19
+LONGEST_TEXT = 2**19
 
-Text = Annotated[str, Field(max_length=LONGEST)]
+Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 
 
 class MetricBody(BaseModel):

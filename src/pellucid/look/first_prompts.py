@@ -31,10 +31,18 @@ from pellucid.text.tokens.store import Part, Tokens, TokensError, read_manifest
 EXAMPLE = "When Mary and John went to the shops, John gave a drink to"
 OTHER_EXAMPLE = "When Mary and John went to the shops, Mary gave a drink to"
 HIDDEN_WORD = "drink"
-#: tokens of a passage at most, how many times as many are read to find a beginning in, and words tried in one's place
-LONGEST, READ, OTHERS = 48, 6, 8
-#: texts that are compared, for a network with WEIGHTS / MOST weights or fewer, so that a CPU takes seconds
-MOST, FEWEST, WEIGHTS = 64, 8, 10**9
+#: the most tokens of a passage
+LONGEST_PASSAGE = 48
+#: how many times as many are read to find a beginning in
+READ = 6
+#: words that are tried in the place of one
+OTHERS = 8
+#: the most texts that are compared
+MOST_TEXTS = 64
+#: ... and the fewest, however large the network is
+FEWEST_TEXTS = 8
+#: texts times weights of a comparison, so that a CPU takes seconds
+WEIGHTS = 10**9
 #: where a passage may begin, the best first: behind an empty line, a sentence, a line, or any white space
 BEGINNINGS = (r"\n[ \t\r]*\n\s*", r"[.!?\u2026][\"'\u201d\u2019)\]]*\s+|[\u3002\uff01\uff1f]+\s*", r"\n+", r"\s+")
 #: no run, files that are damaged, or tokens of another tokenizer than the model's
@@ -97,7 +105,7 @@ def longest_prompt(model: Model) -> int:
 
 def spread_over(n: int, model: Model) -> list[int]:
     """Some of the numbers 0 ... n - 1, equally far from each other: as many as there is time for."""
-    count = min(MOST, max(FEWEST, WEIGHTS // max(1, sum(p.numel() for p in model.network.parameters()))))
+    count = min(MOST_TEXTS, max(FEWEST_TEXTS, WEIGHTS // max(1, sum(p.numel() for p in model.network.parameters()))))
     return list(range(n)) if n <= count else [k * n // count for k in range(count)]
 
 
@@ -125,7 +133,7 @@ def is_of_run(data: dict[str, Any], manifest: dict[str, Any]) -> bool:
 
 def held_out_passages(model: Model, tokens: Tokens) -> list[Prompts]:
     """Passages from all over the held-out text that begin where a document, a paragraph, a sentence or a line does."""
-    longest, passages = min(LONGEST, longest_prompt(model)), {}
+    longest, passages = min(LONGEST_PASSAGE, longest_prompt(model)), {}
     for text, source in held_out_texts(model, tokens, READ * longest):
         cut = cut_text(model.tokenizer, text, longest)
         if cut is not None and cut not in passages:

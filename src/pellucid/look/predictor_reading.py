@@ -19,7 +19,7 @@ from pellucid.predictors.mixture import Counted, NGramMixture
 from pellucid.predictors.ngram import ContextLevel, NGram
 
 #: tokens that are listed for each level
-LISTED = 6
+LISTED_TOKENS = 6
 #: where a level and a mixture are computed
 LEVELS = ("predictors/ngram.py", "NGram.context_levels")
 MIXED = ("predictors/mixture.py", "mixed")
@@ -233,7 +233,7 @@ def mixture_facts(trace: PredictorTrace, counted: ContextLevel, at: int, followi
 
 def listed_tokens(probs: np.ndarray, following: int | None) -> list[int]:
     """The likeliest tokens, and the one that follows in the text."""
-    best = np.argsort(-probs, kind="stable")[:LISTED].tolist()
+    best = np.argsort(-probs, kind="stable")[:LISTED_TOKENS].tolist()
     return best if following is None or following in best else [*best, following]
 
 

@@ -17,9 +17,9 @@ from pellucid.predictors.recurrent import RecurrentOptions
 from pellucid.text.tokenizers.base import Tokenizer
 
 #: tokens of one text that are read at most
-LONGEST = 1024
+MOST_TOKENS = 1024
 #: positions whose predictions are computed together
-AT_ONCE = 64
+POSITIONS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def predictor_trace(predictor: Predictor, text: str | Sequence[int], *, bos: boo
     if not ids:
         raise InputError("there is no token to read: give more text, or put the separator first")
     choices: Any = predictor.network.choices
-    longest = choices.n_ctx if isinstance(choices, RecurrentOptions) else LONGEST
+    longest = choices.n_ctx if isinstance(choices, RecurrentOptions) else MOST_TOKENS
     if len(ids) > longest:
         raise InputError(f"the text has {len(ids):,} tokens and at most {longest:,} are shown: give a shorter one")
     if not all(0 <= i < choices.n_vocab for i in ids):

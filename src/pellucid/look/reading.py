@@ -23,7 +23,7 @@ from pellucid.model.float64 import in_float64
 from pellucid.tensor_names import axes, names, stack_of
 
 #: tokens that are listed beside the sliders
-LISTED = 20
+LISTED_TOKENS = 20
 
 
 def add_routes(app: FastAPI, session: Session) -> None:
@@ -246,7 +246,7 @@ def sampled(trace: Trace | PredictorTrace, pos: int, sampling: Sampling, draw: i
     else:
         chosen = probabilities(logits, sampling)[0]
     token = int(draw_tokens(chosen[None], torch.tensor([uniform(draw, 0, 0)], dtype=torch.float64))[0])
-    best = plain.topk(min(LISTED, plain.numel())).indices.tolist()
+    best = plain.topk(min(LISTED_TOKENS, plain.numel())).indices.tolist()
     rows = [
         {"id": i, "text": spell(trace.tokenizer, i), "p": float(plain[i]), "drawn_from": float(chosen[i])} for i in best
     ]

@@ -25,8 +25,10 @@ from pellucid.training.recipe import Recipe
 
 #: the n-grams that are shown, by the number of tokens in them
 ORDERS = {1: "unigram", 2: "bigram", 3: "trigram"}
-#: the likeliest tokens of each n-gram, and the tokens of a text that it writes
-TOP, WRITTEN = 8, 24
+#: the likeliest tokens that are listed for each n-gram
+TOP = 8
+#: tokens of a text that an n-gram writes
+WRITTEN = 24
 
 
 def add_routes(app: FastAPI, session: Session) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from pellucid.lens.trace import Trace
 from pellucid.look.answers import json_number, numbers, spell, token_object
 from pellucid.look.page_edits import edits_code, options_code
-from pellucid.look.predictor_trace import AT_ONCE, PredictorTrace
+from pellucid.look.predictor_trace import POSITIONS_AT_ONCE, PredictorTrace
 from pellucid.look.session import PromptBody
 from pellucid.text.tokenizers.base import Tokenizer
 
@@ -80,8 +80,8 @@ def predictor_facts(trace: PredictorTrace, prompt: PromptBody) -> dict[str, Any]
     n, ids = trace.ids.size(1), trace.ids[0]
     bits = trace.surprisal()[0]
     entropy, top, rank = [], [], [None]
-    for first in range(0, n, AT_ONCE):
-        last = min(first + AT_ONCE, n)
+    for first in range(0, n, POSITIONS_AT_ONCE):
+        last = min(first + POSITIONS_AT_ONCE, n)
         log_probs = trace.logits(first, last).log_softmax(-1)
         entropy += entropies(log_probs)
         top += likeliest(log_probs, trace.tokenizer)

@@ -13,8 +13,9 @@ from pellucid.model.shapes import Samples
 
 #: odd numbers by which the coordinates of an entry are spread, from its last axis to its first (2^32 / golden ratio)
 SPREAD = (1, 0x9E3779B1, 0x85EBCA77)
-#: multipliers of a hash of 32 bits (Wellons 2018, lowbias32), and of one of 64 (Steele, Lea and Flood 2014)
+#: multipliers of a hash of 32 bits (Wellons 2018, lowbias32)
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B
+#: multipliers of a hash of 64 bits (Steele, Lea and Flood 2014)
 GOLDEN, MIX = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
 
 

@@ -6,8 +6,10 @@ Dense matrix products, in bfloat16 with sums in float32, and in float32 without 
 import difflib
 from dataclasses import dataclass
 
-#: assumed shares of the data sheet's peak: of products in training, of memory bandwidth in generation
-TRAINING_SHARE, READING_SHARE = 0.4, 0.6
+#: the assumed share of the data sheet's peak that products reach in training
+TRAINING_SHARE = 0.4
+#: the assumed share of the data sheet's memory bandwidth that generation reaches
+READING_SHARE = 0.6
 #: the share of memory that a plan uses; libraries and the allocator need the rest
 USABLE = 0.9
 

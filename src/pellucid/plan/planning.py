@@ -39,11 +39,11 @@ from pellucid.training.step_choice import choose_step
 #: parameters or scores of a network that can be planned at most
 MOST_NUMBERS = 1 << 55
 #: the largest batch that is tried
-MOST = 1 << 24
+LARGEST_BATCH = 1 << 24
 #: seconds that timing a step may take, while precisions are compared
-MEASURING = 1.0
+MEASURING_SECONDS = 1.0
 #: how many layouts a search shows for each accelerator
-SHOWN = 3
+SHOWN_LAYOUTS = 3
 #: training tokens for each parameter where no length is given (Hoffmann et al. 2022)
 TOKENS_PER_PARAMETER = 20
 
@@ -145,7 +145,7 @@ def make_plan(
     room_here = USABLE * room
 
     def seconds_of(tried: Recipe, budget: float) -> float:
-        speed = training_speed(tried, here, min(budget, MEASURING), room_here) if measure else None
+        speed = training_speed(tried, here, min(budget, MEASURING_SECONDS), room_here) if measure else None
         return math.inf if speed is None or speed.is_estimated else speed.seconds
 
     length = dict.fromkeys(LENGTHS, 0) | {"steps": max(1, round(n_tokens / recipe.tokens_per_step))}
@@ -254,7 +254,7 @@ def _on_processes(
     )
     if not search:
         return [plan_processes(recipe, layout, other) for other in others]
-    return [plan for other in others for plan in fastest(recipe, processes, other)[:SHOWN]]
+    return [plan for other in others for plan in fastest(recipe, processes, other)[:SHOWN_LAYOUTS]]
 
 
 def cache_bytes(a: Architecture, precision: str = "float32") -> int:
@@ -274,7 +274,7 @@ def largest_batch(recipe: Recipe, room: float) -> int:
     The memory increases with the batch, except for the batch from which on logits are computed in chunks.
     """
     chunked = first_in_chunks(recipe)
-    return _most(recipe, room, chunked, MOST) or _most(recipe, room, 1, chunked - 1)
+    return _most(recipe, room, chunked, LARGEST_BATCH) or _most(recipe, room, 1, chunked - 1)
 
 
 def _most(recipe: Recipe, room: float, first: int, last: int) -> int:

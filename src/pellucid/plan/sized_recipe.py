@@ -37,8 +37,12 @@ from pellucid.training.step_functions import compile_saves
 
 #: fields that are sizes: if the user sets one of them, none is chosen
 SIZES = ("model.d_model", "model.n_layers", "model.attention.n_heads", "model.attention.d_head", "model.n_ctx")
-#: layers of the two networks that are timed here, and about how many seconds that takes: at most a share of the run
-PROBE_LAYERS, PROBE_SECONDS, PROBE_SHARE = 2, 3.0, 0.03
+#: layers of the two networks that are timed here
+PROBE_LAYERS = 2
+#: about how many seconds that takes
+PROBE_SECONDS = 3.0
+#: ... but at most this share of the run
+PROBE_SHARE = 0.03
 
 
 def sizes_are_open(recipe: Recipe, options: Mapping[str, Any]) -> bool:

@@ -18,10 +18,11 @@ from pellucid.runs.options import RecipeError
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training.recipe import Recipe, with_fields
 
+WIDTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 #: two layers at least: a head that finds what followed an earlier occurrence needs one below it (Elhage et al. 2021)
-WIDTHS, DEPTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), (2, 3, 4, 6, 8, 12, 16, 24)
+DEPTHS = (2, 3, 4, 6, 8, 12, 16, 24)
 VOCABULARIES = (SMALLEST := 320, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-CONTEXT, HEAD = 128, 32
+CONTEXT, D_HEAD = 128, 32
 #: tokens of a step in `expected` and in what it costs: twice as many steps of half as many tokens reach the same
 STEP_TOKENS = 2048
 #: widths of the two networks that are timed on a machine
@@ -257,7 +258,7 @@ def size_fields(recipe: Recipe, size: Size) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "model.d_model": size.d_model,
         "model.n_layers": size.n_layers,
-        "model.attention.n_heads": max(1, size.d_model // HEAD),
+        "model.attention.n_heads": max(1, size.d_model // D_HEAD),
         "model.n_ctx": CONTEXT,
         "train.batch": size.batch,
     }

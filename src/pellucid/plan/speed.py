@@ -22,10 +22,12 @@ from pellucid.training.recipe import Recipe
 from pellucid.training.resolve_recipe import ASSUMED_SHARE, add_adapters, resolve_batch
 from pellucid.training.trainable import TransformerTrainable
 
-#: rows and columns of the matrices whose product measures a CPU, and another device
-CUBE, LARGE_CUBE = 1024, 8192
+#: rows and columns of the matrices whose product measures a CPU
+CUBE = 1024
+#: ... and another device
+LARGE_CUBE = 8192
 #: products that another device computes between two waits: to start one and to wait for it takes time of its own
-AT_ONCE = 10
+PRODUCTS_AT_ONCE = 10
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def cube_of(device: torch.device) -> int:
 
 def product_speed(device: torch.device, precision: str) -> float:
     """FLOP/s of large matrix products (`cube_of`), the best of five times, or of fewer if one takes long."""
-    n, at_once = cube_of(device), 1 if device.type == "cpu" else AT_ONCE
+    n, at_once = cube_of(device), 1 if device.type == "cpu" else PRODUCTS_AT_ONCE
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     a = torch.randn(n, n, device=device).to(dtype)
 

@@ -48,9 +48,14 @@ from pellucid.trust import Trust
 
 #: tokens of an n-gram
 ORDER = 5
-#: the share of the training tokens that is set aside, how many they are at most, and in how many stretches of at least
-#: how many tokens
-SET_ASIDE, MOST_SET_ASIDE, MOST_STRETCHES, STRETCH = 0.05, 1 << 16, 16, 1024
+#: the share of the training tokens that is set aside
+SET_ASIDE = 0.05
+#: the most tokens that are set aside
+MOST_SET_ASIDE = 1 << 16
+#: ... in how many stretches at most
+MOST_STRETCHES = 16
+#: ... and the least tokens of a stretch
+STRETCH = 1024
 #: held-out tokens that both are measured on at most
 MOST_MEASURED = 1 << 16
 #: seconds of reading the n-gram's files and of scoring with it, for each token that it was counted on

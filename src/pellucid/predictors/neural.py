@@ -14,7 +14,7 @@ from pellucid.predictors.ngram import checked
 from pellucid.predictors.options import PredictorOptions, check_at_least, plain_forward
 
 #: inputs of one window when a text is scored
-WINDOW = 1024
+SCORED_WINDOW = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class NeuralProbabilistic(nn.Module):
 
     def log_probs(self, ids: np.ndarray) -> np.ndarray:
         """log P of each token after the first given those before it, nats, float64 [len(ids) - 1]."""
-        return window_log_probs(self, ids, self.choices.n_vocab, WINDOW + self.reach - 1, WINDOW)
+        return window_log_probs(self, ids, self.choices.n_vocab, SCORED_WINDOW + self.reach - 1, SCORED_WINDOW)
 
 
 class Nothing(nn.Module):

@@ -28,7 +28,7 @@ FORMAT = 1
 #: discounts of counts of 1, 2, and 3 or more, used where the counts of counts do not determine them
 FALLBACK = {"kneser-ney": (0.5, 0.5, 0.5), "modified-kneser-ney": (0.5, 1.0, 1.5)}
 #: tokens that are scored at a time
-CHUNK = 1 << 20
+SCORED_AT_ONCE = 1 << 20
 
 
 class NGramError(ValueError):
@@ -182,9 +182,9 @@ class NGram:
         """
         ids = checked(ids, self.choices.n_vocab)
         out = np.empty(max(len(ids) - 1, 0))
-        for start in range(1, len(ids), CHUNK):
+        for start in range(1, len(ids), SCORED_AT_ONCE):
             poll()
-            stop = min(start + CHUNK, len(ids))
+            stop = min(start + SCORED_AT_ONCE, len(ids))
             begin = max(0, start - self.reach)
             p = self._probs(ids[begin:stop])[start - begin :]
             with np.errstate(divide="ignore"):

@@ -15,7 +15,7 @@ ORDERS = {1: "unigram", 2: "bigram", 3: "trigram", 5: "5-gram"}
 #: training tokens that are counted at most, which takes seconds and under 1 GiB
 COUNTED = 1 << 22
 #: length of the pieces that are read where not all tokens are
-PIECE = 1 << 14
+PIECE_TOKENS = 1 << 14
 
 
 class Sized(Protocol):
@@ -77,8 +77,8 @@ def spread(part: Part, limit: int) -> np.ndarray:
     """All ids of a part, or about `limit` of them, in pieces evenly spread over it."""
     if len(part) <= limit:
         return part.read(0, len(part))
-    starts = np.linspace(0, len(part) - PIECE, max(1, limit // PIECE)).astype(np.int64)
-    return np.concatenate([part.read(int(start), int(start) + PIECE) for start in starts])
+    starts = np.linspace(0, len(part) - PIECE_TOKENS, max(1, limit // PIECE_TOKENS)).astype(np.int64)
+    return np.concatenate([part.read(int(start), int(start) + PIECE_TOKENS) for start in starts])
 
 
 def as_part(tokens: Tokens | PairTokens | ConversationTokens, name: str) -> Part:

@@ -26,7 +26,7 @@ FROM_TEXT = ("n_vocab", "separator", "documents")
 #: for small networks without blocks: AdamW for all weights, little decay, no compilation, one pass a step
 TRAIN = TrainOptions(optimizer="adamw", weight_decay=0.01, precision="float32", compile="no", accumulate=1)
 #: targets of one training window of a predictor that reads a fixed number of tokens
-WINDOW = 64
+TRAINING_WINDOW = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class PredictorRecipe(TextRecipe):
     @property
     def window(self) -> int:
         """Targets of one training window."""
-        return self.model.n_ctx if isinstance(self.model, RecurrentOptions) else WINDOW
+        return self.model.n_ctx if isinstance(self.model, RecurrentOptions) else TRAINING_WINDOW
 
     @property
     def row(self) -> float:

@@ -8,11 +8,13 @@ import numpy as np
 from pellucid.text.tokens.store import Part
 
 #: least length of a window, in bytes of text: unrelated texts share shorter passages
-BYTES = 100
-#: most windows that are searched for, and most training tokens that are searched
-WINDOWS, SEARCHED = 1 << 14, 1 << 27
+WINDOW_BYTES = 100
+#: the most windows that are searched for
+WINDOWS = 1 << 14
+#: the most training tokens that are searched
+SEARCHED = 1 << 27
 #: training tokens that are hashed at a time
-PIECE = 1 << 20
+HASHED_AT_ONCE = 1 << 20
 #: odd multipliers of the hash: for tokens, for the second half of a window, for the final mixing (Steele et al. 2014)
 ODD = tuple(np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -50,7 +52,7 @@ def repeats(train: Part, held_out: Part, poll: Callable[[], object] = lambda: No
 
 def window_length(part: Part) -> int:
     """The least power of two, from 16 to 128, whose windows are about 100 bytes long or more."""
-    wanted = BYTES * len(part) / max(part.n_bytes, 1)
+    wanted = WINDOW_BYTES * len(part) / max(part.n_bytes, 1)
     return min(128, max(16, 1 << int(np.ceil(np.log2(max(wanted, 1))))))
 
 
@@ -70,8 +72,8 @@ def window_hashes(ids: np.ndarray, length: int) -> np.ndarray:
 
 
 def _pieces(part: Part, stop: int, length: int) -> Iterator[np.ndarray]:
-    for start in range(0, max(stop - length + 1, 0), PIECE):
-        yield window_hashes(part.read(start, min(start + PIECE + length - 1, stop)), length)
+    for start in range(0, max(stop - length + 1, 0), HASHED_AT_ONCE):
+        yield window_hashes(part.read(start, min(start + HASHED_AT_ONCE + length - 1, stop)), length)
 
 
 def _found(known: np.ndarray, hashes: np.ndarray) -> np.ndarray:

@@ -5,13 +5,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: size of the picture, and its margins
+#: size of the picture
 WIDTH, HEIGHT = 360.0, 228.0
+#: its margins
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 14.0, 32.0
 #: the most points of a line: more are averaged
 POINTS = 240
-#: pixels between two names, and the most pixels of a letter
-LINE, LETTER = 11.5, 6.8
+#: pixels between two names
+LINE = 11.5
+#: the most pixels of a letter
+LETTER = 6.8
 #: from the plot's edge to the names of levels
 LEADER = 12.0
 

@@ -23,8 +23,12 @@ from pellucid.text.sanitize import sanitize
 
 #: no request leaves the page and no script runs, whatever a text in it contains
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-#: how many samples are shown at once, and how many files and held-out documents are listed, including folded ones
-SAMPLES, FILES, LISTED = 3, 12, 200
+#: how many samples are shown at once
+SAMPLES = 3
+#: how many files are listed, including folded ones
+FILES = 12
+#: ... and how many held-out documents
+LISTED_DOCUMENTS = 200
 OBJECTIVES = {
     "next-token": "predicts the next token",
     "prefix": "continues a prefix that it reads both ways",
@@ -319,11 +323,11 @@ def _held_out(run: Contents) -> str:
     rows = [_held_out_row(path, number, start, counts.get(path, 1)) for path, number, start in listed]
     head = "<tr><th>file<th>document<th>held out"
     shown = _table("documents that are held out", head + "".join(rows[:FILES]))
-    more = rows[FILES:LISTED]
+    more = rows[FILES:LISTED_DOCUMENTS]
     if more:
         folded = _table("more documents that are held out", head + "".join(more))
         shown += f"<details><summary>{len(more):,} more</summary>{folded}</details>"
-    beyond = (n or len(rows)) - min(len(rows), LISTED)
+    beyond = (n or len(rows)) - min(len(rows), LISTED_DOCUMENTS)
     shown += f"<p class=quiet>and {beyond:,} more that are not listed here</p>" if beyond > 0 else ""
     return f"{title}<p class=quiet>{e(_sentence(held_out.get('note', '')))}</p>{shown}"
 

@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from pellucid.destination import flush_folder, naming, replace_file, write_durably
-from pellucid.json_files import LONGEST_LIST, JSONFileError, parse_json_object, read_json_file, read_regular
+from pellucid.json_files import MOST_BYTES_OF_LIST, JSONFileError, parse_json_object, read_json_file, read_regular
 from pellucid.json_shapes import COUNT, Fields
 from pellucid.runs.processes import ALONE, Processes
 from pellucid.runs.shards import (
@@ -37,8 +37,10 @@ from pellucid.runs.shards import (
 from pellucid.text.locking import locked
 
 MANIFEST, METRICS = "manifest.json", "metrics.jsonl"
-#: the endings of the names of checkpoints that a run had when it was shorter: one that adapters need, and the best
-NEEDED, SHORTER = ".needed", ".shorter"
+#: the ending of the name of a checkpoint that a run had when it was shorter, and that adapters need
+NEEDED = ".needed"
+#: ... and of the best one of the shorter run
+SHORTER = ".shorter"
 #: best.json and good.json, which name a checkpoint
 MARK = Fields({"step": COUNT}, needed=("step",))
 FORMAT = 1
@@ -242,7 +244,7 @@ def verify_files(folder: Path) -> str:
     """What is wrong with a checkpoint folder, or "" when every file is byte for byte as it was written."""
     name = MANIFEST
     try:
-        raw = read_regular(folder / MANIFEST, LONGEST_LIST)
+        raw = read_regular(folder / MANIFEST, MOST_BYTES_OF_LIST)
         manifest = parse_json_object(raw, MANIFEST)
         del manifest["sha256"]
         if seal(manifest) != raw:  # whatever was changed, white space included, is written differently now
@@ -305,14 +307,14 @@ def read_verified(folder: Path, step: int, at_once: bool = True) -> Checkpoint:
 
     Raises ShardError where its parts do not fit, and as `read_json_file` where its state is no object.
     """
-    manifest = read_json_file(folder / MANIFEST, LONGEST_LIST)
+    manifest = read_json_file(folder / MANIFEST, MOST_BYTES_OF_LIST)
     weights, optimizer = (
         TensorFiles(folder, manifest["tensors"], [name for name in manifest["files"] if name.startswith(kind)])
         for kind in ("model-", "optimizer-")
     )
     if at_once:
         weights, optimizer = dict(weights), dict(optimizer)
-    return Checkpoint(step, weights, optimizer, read_json_file(folder / "state.json", LONGEST_LIST))
+    return Checkpoint(step, weights, optimizer, read_json_file(folder / "state.json", MOST_BYTES_OF_LIST))
 
 
 def sentence_on_steps(run: Path) -> str:

@@ -20,7 +20,7 @@ from pellucid.compiled_source import CompiledSource
 #: the file that is compiled
 SOURCE = CompiledSource(Path(__file__).with_name("denormals.cpp"))
 #: every bit of the setting
-ALL = 0xFFFF
+ALL_BITS = 0xFFFF
 
 
 def set_flushed(bits: int) -> int:
@@ -36,7 +36,7 @@ def flushed_denormals() -> Iterator[None]:
     if not SOURCE.is_usable():
         yield
         return
-    before = set_flushed(ALL)
+    before = set_flushed(ALL_BITS)
     try:
         yield
     finally:

@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol, Self
 
-#: seconds after which a phase is shown, and after which a signal that was not obeyed is answered in words
-PATIENCE, GRACE = 1.0, 0.5
+#: seconds after which a phase is shown
+SHOWN_AFTER = 1.0
+#: seconds after which a signal that was not obeyed is answered in words
+ANSWERED_AFTER = 0.5
 #: seconds between two looks at the clock
 TICK = 0.1
 
@@ -112,7 +114,7 @@ class Interruption:
     @property
     def is_overdue(self) -> bool:
         """Whether a signal has been waiting for so long that work should be left unfinished."""
-        return time.monotonic() - self.came > GRACE
+        return time.monotonic() - self.came > ANSWERED_AFTER
 
     @contextmanager
     def phase(self, name: str, unit: str = "") -> Iterator[Phase]:
@@ -180,11 +182,11 @@ class Interruption:
                 arrived = time.monotonic()
             with self._lock:
                 phase = self._phases[-1] if self._phases else None
-                if not answered and time.monotonic() - arrived > GRACE:
+                if not answered and time.monotonic() - arrived > ANSWERED_AFTER:
                     answered = True
                     what = phase.name if phase else "what has begun"
                     reporter.note(f"finishing: {what} ... (once more, Ctrl-C or SIGTERM stops at once)")
-                elif phase and phase.seconds > PATIENCE:
+                elif phase and phase.seconds > SHOWN_AFTER:
                     reporter.doing(phase)
                     phase.shown = True
 

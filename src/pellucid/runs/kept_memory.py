@@ -16,14 +16,16 @@ import torch
 
 from pellucid.runs.device import memory_bytes
 
-#: mallopt's names for the two thresholds (malloc.h): free bytes at the end of the heap above which they are given back,
-#: and bytes from which on a block is mapped by itself and given back when it is freed
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-#: the thresholds while steps are taken; and those that glibc's own grow to, at most, where a process frees large blocks
+#: mallopt's name (malloc.h) for the free bytes at the end of the heap above which they are given back
+TRIM_THRESHOLD = -1
+#: ... and for the bytes from which on a block is mapped by itself and given back when it is freed
+MMAP_THRESHOLD = -3
+#: the thresholds while steps are taken
 KEPT = {TRIM_THRESHOLD: 2**31 - 1, MMAP_THRESHOLD: 2**30}
+#: those that glibc's own grow to, at most, where a process frees large blocks
 USUAL = {TRIM_THRESHOLD: 2**26, MMAP_THRESHOLD: 2**25}
 #: the share of the machine's memory above which a process keeps nothing more
-SHARE = 0.5
+MOST_OF_MEMORY = 0.5
 
 
 def glibc() -> ctypes.CDLL | None:
@@ -63,10 +65,10 @@ class KeptMemory:
                 self._set(USUAL, gives_back=True)
 
     def bound(self, n_processes: int) -> None:
-        """Give back what is free, and keep nothing more, where the process fills more than SHARE of the memory that
-        each of `n_processes` of this machine has.
+        """Give back what is free, and keep nothing more, where the process fills more than MOST_OF_MEMORY, a share, of
+        the memory that each of `n_processes` of this machine has.
         """
-        if self.is_on and resident_bytes() > SHARE * memory_bytes(torch.device("cpu")) / n_processes:
+        if self.is_on and resident_bytes() > MOST_OF_MEMORY * memory_bytes(torch.device("cpu")) / n_processes:
             self._set(USUAL, gives_back=True)
 
 

@@ -20,9 +20,12 @@ from pellucid.runs.pace import ON_THE_WAY, SAMPLE, SAVE, STEP_TO_FORWARD, Pace, 
 from pellucid.runs.schedule import decay_of
 from pellucid.text.read.chunks import counted
 
-#: evaluations of a run, and seconds between two of them at least and at most: a run of seconds is measured at its end,
-#: one of days every quarter of an hour
-EVALUATIONS, SHORTEST, LONGEST = 10, 25.0, 900.0
+#: evaluations of a run
+EVALUATIONS = 10
+#: the fewest seconds between two of them: a run of seconds is measured at its end
+SHORTEST_INTERVAL = 25.0
+#: ... and the most: a run of days is measured every quarter of an hour
+LONGEST_INTERVAL = 900.0
 
 
 def resolve_steps(
@@ -196,9 +199,9 @@ def evaluation_interval(
 ) -> int:
     """Steps between evaluations, all intervals alike and the last one at the end.
 
-    A run has ten, but they are about SHORTEST seconds apart at least, and LONGEST at most; and those before the end,
-    with the samples and checkpoints between, take ON_THE_WAY of its time at most. Where the time of a step is not
-    known, a sample and a checkpoint together count as much as the tokens of an evaluation.
+    A run has ten, but they are about SHORTEST_INTERVAL seconds apart at least, and LONGEST_INTERVAL at most; and those
+    before the end, with the samples and checkpoints between, take ON_THE_WAY of its time at most. Where the time of a
+    step is not known, a sample and a checkpoint together count as much as the tokens of an evaluation.
     """
     t, n = recipe.train, EVALUATIONS
     steps_per_evaluation = t.evaluate_tokens / STEP_TO_FORWARD / recipe.tokens_per_step
@@ -207,7 +210,7 @@ def evaluation_interval(
         saved = COMPILE_SAVES[t.device.partition(":")[0]] if t.compile == "yes" else 0.0
         seconds = recipe.n_steps * seconds_per_step * (1 - saved)
     if seconds:
-        n = max(1, min(EVALUATIONS, round(seconds / SHORTEST)), math.ceil(seconds / LONGEST))
+        n = max(1, min(EVALUATIONS, round(seconds / SHORTEST_INTERVAL)), math.ceil(seconds / LONGEST_INTERVAL))
         estimated = steps_per_evaluation * seconds / recipe.n_steps + SAMPLE + SAVE
         affordable = ON_THE_WAY * seconds / (seconds_per_round or estimated)
     return max(1, math.ceil(recipe.n_steps / min(n, 1 + int(affordable))))

@@ -15,8 +15,10 @@ from pellucid.runs.trainable import Trainable
 
 #: seconds that measuring may take; what has begun is finished
 BUDGET = 3.0
-#: passes that are timed at most, and seconds after which fewer are enough
-MOST, ENOUGH = 12, 1.0
+#: the most passes that are timed
+MOST_PASSES = 12
+#: seconds after which fewer are enough
+ENOUGH = 1.0
 
 
 def seconds_per_step(
@@ -49,7 +51,7 @@ def seconds_per_step(
         larger = [n for n in sizes if n > size and 3 * times[-1] * n / size < left]
         if larger:
             size, times = larger[-1], []
-        elif times[-1] > left or len(times) >= MOST or (len(times) > 3 and sum(times) > ENOUGH):
+        elif times[-1] > left or len(times) >= MOST_PASSES or (len(times) > 3 and sum(times) > ENOUGH):
             break
         times.append(timed(take_pass, size))
     seconds = passes * statistics.median(times[1:] or times) * rows / size

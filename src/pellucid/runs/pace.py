@@ -18,16 +18,23 @@ from pellucid.runs.schedule import Decay, decay_of
 #: the share of the time after which it is asked again whether the decay begins
 ASKED_EVERY = 0.002
 #: share of the whole time over which the speed of steps is averaged
-MEMORY = 0.1
-#: seconds of the report at the end, of a sample and of a save where none was made yet, and bytes a second of a save
-REPORT, SAMPLE, SAVE, DISK = 0.3, 0.4, 0.05, 3e8
+AVERAGED_SHARE = 0.1
+#: seconds of the report at the end
+REPORT = 0.3
+#: seconds of a sample where none was written yet
+SAMPLE = 0.4
+#: seconds of a save where none was made yet, beside those of its bytes
+SAVE = 0.05
+#: bytes a second of a save
+DISK = 3e8
 #: how many times longer a step takes for each of its tokens than an evaluation does
 STEP_TO_FORWARD = 3.0
 #: the share of the time by which a run is stopped where even the moved end does not come
 HARD_STOP = 0.1
-#: the share of the time that measuring, sampling and saving on the way take at most where a run chooses when, and the
-#: share of the last evaluation; what that does not come to is not read
-ON_THE_WAY, EVALUATING = 0.03, 0.07
+#: the share of the time that measuring, sampling and saving on the way take at most where a run chooses when
+ON_THE_WAY = 0.03
+#: the share of the time that the last evaluation takes; what it does not come to is not read
+EVALUATING = 0.07
 #: held-out units that the last evaluation reads at least, whatever time is left
 LEAST_EVALUATED = 4096
 
@@ -146,7 +153,7 @@ class Pace:
         self.reserve = 0.0
         if not counts:
             return
-        kept = math.exp(-seconds / max(MEMORY * self.total, 1e-9))
+        kept = math.exp(-seconds / max(AVERAGED_SHARE * self.total, 1e-9))
         self._seconds, self._steps = kept * self._seconds + seconds, kept * self._steps + 1
         self.per_step = self._seconds / self._steps
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pellucid.compiled_source import library_folder
 from pellucid.destination import DestinationError, atomic_output, check_destination, flush_files
-from pellucid.json_files import LONGEST_LIST, JSONFileError, open_for_locking, read_json_file
+from pellucid.json_files import MOST_BYTES_OF_LIST, JSONFileError, open_for_locking, read_json_file
 from pellucid.json_shapes import COUNT, FLAG, NUMBER, OBJECT, TEXT, Fields, ListOf, ObjectOf, OrNull, Row, Shape
 from pellucid.runs.checkpoint import write_json
 from pellucid.runs.options import RecipeError
@@ -134,7 +134,7 @@ def only_one(run_dir: Path) -> Iterator[None]:
 def read_json(path: Path, shape: Shape = OBJECT) -> dict[str, Any]:
     """The object in a JSON file of a run; raises RecipeError where it is missing, damaged or of another shape."""
     try:
-        values = read_json_file(path, LONGEST_LIST)
+        values = read_json_file(path, MOST_BYTES_OF_LIST)
         shape.check(values, str(path))
         return values
     except OSError as error:

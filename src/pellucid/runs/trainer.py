@@ -43,9 +43,9 @@ from pellucid.runs.trainable import Trainable, TrainingBatch
 #: steps whose figures may still be on the device: reading them at once would make it wait
 LAG = 4
 #: what a process answers whose checkpoint could not be written
-FAILED = 2
+NOT_SAVED = 2
 #: bad steps in a row after which a run stops
-PATIENCE = 3
+MOST_BAD_STEPS = 3
 
 
 class NumericsError(RuntimeError):
@@ -182,10 +182,10 @@ class Trainer(Generic[RecipeT]):
             self.metrics.write(row)
             self.curve.see(row)
             self.reporter.step(row, self.expected_steps)
-            if self.bad_in_a_row >= PATIENCE:
+            if self.bad_in_a_row >= MOST_BAD_STEPS:
                 self.refuse(row["step"])
                 raise self.diverged(
-                    f"the loss or the gradient was not finite {PATIENCE} steps in a row, up to step {row['step']}"
+                    f"the loss or the gradient was not finite {MOST_BAD_STEPS} steps in a row, up to step {row['step']}"
                 )
 
     def accept(self, step: int) -> None:
@@ -262,9 +262,9 @@ class Trainer(Generic[RecipeT]):
             if self.step == before:
                 break
             ends = self.processes.largest(
-                FAILED * self.saver.has_failed or (self.pace is not None and self.pace.is_over)
+                NOT_SAVED * self.saver.has_failed or (self.pace is not None and self.pace.is_over)
             )
-            if ends == FAILED:
+            if ends == NOT_SAVED:
                 self.finish_saving()
             late = ends > 0
             stop = late or self.recipe.is_last(self.step)

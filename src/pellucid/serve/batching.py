@@ -48,7 +48,7 @@ from pellucid.serve.reading_pace import ReadingPace
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 #: prompt tokens that are read at once where nobody waits for a decoding step
-CHUNK = 256
+PROMPT_CHUNK = 256
 #: tokens of known prompts whose keys and values are copied in a round, unless a single prompt has more
 KNOWN_AT_ONCE = 1024
 #: the tokens that packed weights and compiled steps may be used for: a server generates as long as it runs
@@ -76,7 +76,7 @@ class BatchingEngine(Engine):
         max_queue: int = 256,
         max_tokens: int | None = None,
         prefixes: int = 2**28,
-        chunk: int = CHUNK,
+        chunk: int = PROMPT_CHUNK,
         weights: str = "auto",
     ):
         check_readable(network)

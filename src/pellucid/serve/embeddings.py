@@ -18,7 +18,7 @@ from pellucid.generate.readers import evaluation_mode
 from pellucid.model import Cache, Transformer
 from pellucid.model.float64 import in_float64
 from pellucid.serve.answer import unless_disconnected
-from pellucid.serve.batching import CHUNK
+from pellucid.serve.batching import PROMPT_CHUNK
 from pellucid.serve.generation import TooLargeError
 from pellucid.serve.protocol import Body, Ids, SeveralPrompts
 from pellucid.serve.served import ServedModel
@@ -104,14 +104,14 @@ def reads_on(architecture: Architecture) -> bool:
 
 
 def batches_by_length(texts: Sequence[Sequence[int]], may_differ: bool) -> Iterator[list[int]]:
-    """The numbers of texts that are read together: no more than CHUNK tokens, padded to the longest, or one text.
+    """The numbers of texts that are read together: at most PROMPT_CHUNK tokens, padded to the longest, or one text.
 
     may_differ  their lengths may differ; else a batch has texts of one length
     """
     batch: list[int] = []
     for number in sorted(range(len(texts)), key=lambda number: len(texts[number])):
         n = len(texts[number])
-        if batch and ((len(batch) + 1) * n > CHUNK or not (may_differ or n == len(texts[batch[0]]))):
+        if batch and ((len(batch) + 1) * n > PROMPT_CHUNK or not (may_differ or n == len(texts[batch[0]]))):
             yield batch
             batch = []
         batch.append(number)
@@ -126,9 +126,9 @@ def stream_chunks(network: Transformer, texts: Sequence[Sequence[int]]) -> Itera
     a, weight = network.architecture, network.embed.token.weight
     longest = max(map(len, texts))
     padded = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in texts], device=weight.device)
-    in_chunks = reads_on(a) and longest > CHUNK
+    in_chunks = reads_on(a) and longest > PROMPT_CHUNK
     cache = Cache(a, 1, longest, dtype=weight.dtype, device=weight.device) if in_chunks else None
-    size = longest if cache is None else CHUNK
+    size = longest if cache is None else PROMPT_CHUNK
     for begin in range(0, longest, size):
         with evaluation_mode(network):
             stream = in_float64(network.hidden(padded[:, begin : begin + size], cache=cache))

@@ -25,7 +25,7 @@ from pellucid.serve.generation import Generation, QueueFullError, StoppingError,
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 #: bounds of times in seconds, in the metrics
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+TIME_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 NO_NUMBERS = "the network's logits hold NaN or infinity for this prompt, so no token can be chosen"
 NO_FAILURES: Mapping[int, Exception] = {}
 #: clients ask for so many tokens whatever the model; a text that outgrows a shorter context goes on in a moving window
@@ -95,7 +95,7 @@ class Engine:
         self.computed: list[Generation] = []
         self.jobs: deque[tuple[Iterator[None], Future]] = deque()
         self.generated_tokens = self.prompt_tokens = 0
-        self.time_to_first_token, self.time_between_tokens = Histogram(SECONDS), Histogram(SECONDS)
+        self.time_to_first_token, self.time_between_tokens = Histogram(TIME_BOUNDS), Histogram(TIME_BOUNDS)
         self.changed = threading.Condition()
         self.draining = self.stopped = False
         self.thread = threading.Thread(target=self.run, name="pellucid engine", daemon=True)

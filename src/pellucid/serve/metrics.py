@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pellucid.serve.engine import SECONDS, Engine, Histogram
+from pellucid.serve.engine import TIME_BOUNDS, Engine, Histogram
 from pellucid.serve.served import ServedModel
 
 GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {
@@ -40,7 +40,7 @@ class RequestCounter:
 
     def __init__(self):
         self.requests: Counter[tuple[str, str]] = Counter()
-        self.seconds = Histogram((*SECONDS, 60.0, 300.0))
+        self.seconds = Histogram((*TIME_BOUNDS, 60.0, 300.0))
 
     class Middleware:
         """Counts a request when its answer is complete."""

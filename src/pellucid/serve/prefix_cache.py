@@ -1,6 +1,6 @@
 """Keys and values of earlier prompts, kept so that later prompts that begin alike need not be read again.
 
-They lie in blocks of BLOCK tokens. A block knows the one before it, and prompts that begin alike share the blocks of
+They lie in blocks of BLOCK_TOKENS. A block knows the one before it, and prompts that begin alike share the blocks of
 their beginning: many conversations over one system prompt hold it once. The last block of a sequence may be filled in
 part. A sequence that goes on with the same tokens fills it up; one that goes on otherwise gets a block of its own.
 """
@@ -15,12 +15,12 @@ from torch import Tensor
 from pellucid.model import Cache, Transformer
 
 #: tokens of a block
-BLOCK = 16
+BLOCK_TOKENS = 16
 
 
 @dataclass(eq=False)
 class Block:
-    """The keys and values of up to BLOCK tokens behind those of another block.
+    """The keys and values of up to BLOCK_TOKENS tokens behind those of another block.
 
     slot    where they lie in the cache's store
     tokens  their ids
@@ -41,15 +41,15 @@ class PrefixCache:
     n tokens are those of kept blocks needs no computation for them, and its numbers are the same.
 
     budget   bytes that are kept at most; fewer than those of one block keep nothing
-    store    [slot, 2, n_layers, n_kv_heads, BLOCK, d_head]: memory that the system gives when it is first written
+    store    [slot, 2, n_layers, n_kv_heads, BLOCK_TOKENS, d_head]: memory that the system gives when it is written
     blocks   the blocks in use, the least recently used first; each comes before the one that it follows
     """
 
     def __init__(self, network: Transformer, budget: int):
         self.network = network
         a, weight = network.architecture, network.embed.token.weight
-        shape = (2, a.n_layers, a.n_kv_heads, BLOCK, a.d_head)
-        self.block_bytes = 2 * a.n_layers * a.n_kv_heads * BLOCK * a.d_head * weight.element_size()
+        shape = (2, a.n_layers, a.n_kv_heads, BLOCK_TOKENS, a.d_head)
+        self.block_bytes = 2 * a.n_layers * a.n_kv_heads * BLOCK_TOKENS * a.d_head * weight.element_size()
         n_blocks = budget // self.block_bytes if a.attention.mask == "causal" else 0
         self.store = torch.empty((n_blocks, *shape), dtype=weight.dtype, device=weight.device)
         self.free_slots = list(range(n_blocks))
@@ -80,8 +80,8 @@ class PrefixCache:
         if n <= begin:
             return 0
         for number, block in enumerate(chain):
-            at = number * BLOCK
-            first, end = max(begin, at), min(n, at + BLOCK)
+            at = number * BLOCK_TOKENS
+            first, end = max(begin, at), min(n, at + BLOCK_TOKENS)
             if first < end:
                 cache.store[:, :, 0, :, first:end] = self.store[block.slot][..., first - at : end - at, :]
         cache.tokens[0, begin:n] = torch.tensor(tokens[begin:n])
@@ -99,7 +99,7 @@ class PrefixCache:
         after = self.first_blocks
         n = 0
         while n < len(tokens):
-            following = tokens[n : n + BLOCK]
+            following = tokens[n : n + BLOCK_TOKENS]
             lengths = [common_length(block.tokens, following) for block in after.get(following[0], [])]
             if not lengths:
                 break
@@ -107,7 +107,7 @@ class PrefixCache:
             best = after[following[0]][lengths.index(shared)]
             chain.append(best)
             n += shared
-            if shared < BLOCK:
+            if shared < BLOCK_TOKENS:
                 break
             after = best.after
         return chain, n
@@ -123,12 +123,12 @@ class PrefixCache:
         self.touch(chain)
         if n_known == len(ids):
             return
-        if chain and n_known < BLOCK * (len(chain) - 1) + len(chain[-1].tokens):
+        if chain and n_known < BLOCK_TOKENS * (len(chain) - 1) + len(chain[-1].tokens):
             # the last block goes on otherwise than this sequence, which gets one of its own
             chain.pop()
-        elif chain and len(chain[-1].tokens) < BLOCK:
-            self.fill(chain[-1], ids, columns, BLOCK * (len(chain) - 1))
-        for begin in range(BLOCK * len(chain), len(ids), BLOCK):
+        elif chain and len(chain[-1].tokens) < BLOCK_TOKENS:
+            self.fill(chain[-1], ids, columns, BLOCK_TOKENS * (len(chain) - 1))
+        for begin in range(BLOCK_TOKENS * len(chain), len(ids), BLOCK_TOKENS):
             if not self.free_slots and not self.forget_oldest(chain):
                 break
             block = Block(self.free_slots.pop(), (), chain[-1] if chain else None)
@@ -140,7 +140,7 @@ class PrefixCache:
 
     def fill(self, block: Block, tokens: tuple[int, ...], columns: Tensor, begin: int) -> None:
         """Write the tokens from `begin` on into a block."""
-        block.tokens = tokens[begin : begin + BLOCK]
+        block.tokens = tokens[begin : begin + BLOCK_TOKENS]
         n = len(block.tokens)
         self.store[block.slot][..., :n, :] = columns[..., begin : begin + n, :]
 

@@ -14,8 +14,14 @@ from pydantic_core import PydanticCustomError
 from pellucid.edits import Edit, EditError
 from pellucid.generate.sampling import Sampling
 
-#: samples of one prompt, alternatives of one token, prompts of one request, and edits of one request, at most
-MAX_SAMPLES, MAX_ALTERNATIVES, MAX_PROMPTS, MAX_EDITS = 8, 20, 256, 64
+#: samples of one prompt
+MAX_SAMPLES = 8
+#: alternatives of one token
+MAX_ALTERNATIVES = 20
+#: prompts of one request
+MAX_PROMPTS = 256
+#: edits of one request
+MAX_EDITS = 64
 #: tensors that the edits of one request change, at most: each costs every step an operation
 MAX_EDITED_TENSORS = 1024
 #: OpenAI's number for a log-probability of minus infinity, which JSON cannot hold

@@ -22,8 +22,10 @@ from pellucid.serve.served import ServedModel
 Load = Callable[[], Iterable[ServedModel]]
 #: what binding to an address says that the machine does not have
 NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-#: the most connections at once, and those that wait to be accepted, where the limit of open files allows them
-MOST_CONNECTIONS, BACKLOG = 1024, 128
+#: the most connections at once, where the limit of open files allows them
+MOST_CONNECTIONS = 1024
+#: connections that wait to be accepted
+BACKLOG = 128
 #: open files that are enough for these connections and everything else
 ENOUGH_FILES = 4 * MOST_CONNECTIONS
 #: seconds after a second Ctrl-C in which clients read that their requests were stopped

@@ -25,7 +25,7 @@ from pellucid.text.tokenizers.tokenizer import Tokenizer
 #: the most tokens of a predictor's prompt, of which it reads the last ones alone
 LONGEST_PROMPT = 4096
 #: positions of a prompt whose probabilities are computed at once
-AT_ONCE = 128
+POSITIONS_AT_ONCE = 128
 
 
 class StepwiseEngine(Engine):
@@ -135,7 +135,7 @@ class PredictorEngine(StepwiseEngine):
     def prompt_logits(self, generation: Generation) -> Iterator[Tensor]:
         ids, reach = list(generation.prompt_ids), int(self.network.reach)
         device = next((p.device for p in self.network.parameters()), torch.device("cpu"))
-        at_once = len(ids) if self.reads_windows else AT_ONCE
+        at_once = len(ids) if self.reads_windows else POSITIONS_AT_ONCE
         for begin in range(0, len(ids) - 1, at_once):
             first = max(0, begin - reach)
             yield self.network(torch.tensor([ids[first : begin + at_once]], device=device))[0, begin - first :]

@@ -22,7 +22,7 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
-from pellucid.json_files import LONGEST, read_json_file, read_regular
+from pellucid.json_files import MOST_BYTES, read_json_file, read_regular
 from pellucid.text import sandbox
 from pellucid.text.sandbox import ROLES, Rendered
 from pellucid.text.tokenizers.base import Tokenizer
@@ -42,7 +42,7 @@ LONGEST_SOURCE = 1 << 18
 #: the files that may hold a template
 CONFIG, JINJA = "tokenizer_config.json", "chat_template.jinja"
 #: seconds of computing that one rendering may take; ordinary ones take a thousandth of it
-SECONDS = 1.0
+RENDERING_SECONDS = 1.0
 #: a rendering may have so many characters for each of the messages, and so many besides
 LONGEST_OUTPUT = (4, 1 << 20)
 #: seconds after which a process that does not even start, or answer, is ended
@@ -70,7 +70,7 @@ class ChatTemplate:
     variables: Mapping[str, str] = field(default_factory=dict, hash=False)
     tools: Sequence[Mapping[str, Any]] = field(default=(), repr=False, hash=False)
     """JSON descriptions of the tools that an answer may call"""
-    seconds: float = field(default=SECONDS, repr=False, compare=False)
+    seconds: float = field(default=RENDERING_SECONDS, repr=False, compare=False)
     """seconds of computing that one rendering may take"""
 
     def __post_init__(self) -> None:
@@ -293,7 +293,7 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
         if path.exists():
             config = options_beside(folder)
         if own.exists():
-            source = read_regular(own, LONGEST).decode("utf-8")
+            source = read_regular(own, MOST_BYTES).decode("utf-8")
     except (OSError, ValueError) as error:
         raise ChatError(f"the chat template of {folder} cannot be read: {str(error)[:200]}") from None
     return ChatTemplate.from_config(config, source)

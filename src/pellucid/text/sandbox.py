@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any, cast
 
 #: bytes of memory that the process may ask for. Linux holds the limit; macOS and Windows know no such limit
-MEMORY = 1 << 29
+MEMORY_BYTES = 1 << 29
 #: origins of a character: the template or its variables; unknown; message k has the origin FIRST_MESSAGE + k
 TEMPLATE, UNKNOWN, FIRST_MESSAGE = 0, 1, 2
 #: who may speak; these names count as the template's, because templates write them inside of markers
@@ -279,11 +279,11 @@ def render_template(template: Any, variables: Mapping[str, Any], most: int) -> R
 
 
 def limit_process() -> None:
-    """Take from this process what a template never needs: memory above MEMORY, files, other processes, core dumps."""
+    """Take from this process what a template never needs: memory above MEMORY_BYTES, files, processes, core dumps."""
     with suppress(ImportError):  # Windows has no such limits
         import resource
 
-        limits = {"RLIMIT_AS": MEMORY, "RLIMIT_FSIZE": 0, "RLIMIT_NPROC": 0, "RLIMIT_CORE": 0}
+        limits = {"RLIMIT_AS": MEMORY_BYTES, "RLIMIT_FSIZE": 0, "RLIMIT_NPROC": 0, "RLIMIT_CORE": 0}
         for name, limit in limits.items():
             with suppress(AttributeError, ValueError, OSError):
                 resource.setrlimit(getattr(resource, name), (limit, limit))
@@ -307,7 +307,7 @@ def answer(templates: dict[str, Any], request: Mapping[str, Any]) -> dict[str, A
                 templates[source] = compile_template(source)
             texts.append(render_template(templates[source], variables, request["most"]))
     except MemoryError:
-        return {"error": f"it needs more than {MEMORY >> 20} MiB of memory"}
+        return {"error": f"it needs more than {MEMORY_BYTES >> 20} MiB of memory"}
     except RecursionError:
         return {"error": "it is nested too deeply, or calls itself without end"}
     except Exception as error:  # whatever a template from outside does is an answer

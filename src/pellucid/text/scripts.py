@@ -7,7 +7,7 @@ from functools import lru_cache
 #: the script of a text without letters
 NO_LETTERS = "no letters"
 #: how many evenly spaced characters of a text are looked at
-SAMPLED = 64
+SAMPLED_CHARACTERS = 64
 
 
 def script_of(text: str) -> str:
@@ -22,10 +22,8 @@ def script_of(text: str) -> str:
 
 
 def sampled_script_of(text: str) -> str:
-    """The script of a text judged by about SAMPLED of its characters, so that the cost does not grow with its
-    length.
-    """
-    return script_of(text[:: max(1, len(text) // SAMPLED)])
+    """The script of a text judged by about SAMPLED_CHARACTERS of it, so that the cost does not grow with its length."""
+    return script_of(text[:: max(1, len(text) // SAMPLED_CHARACTERS)])
 
 
 @lru_cache(maxsize=1 << 16)

@@ -30,13 +30,13 @@ from pellucid.text.read.scan import Documents
 PARTS = ("train", "held_out")
 Rule = Literal["stratified", "documents", "tail", "files"]
 #: at least this many documents of its size must be held out before a whole one is: fewer would not resemble the rest
-FEWEST = 4
+FEWEST_DOCUMENTS = 4
 #: rule "documents": how many times less or more than the requested bytes may be held out before tails are taken
 REACH = 2
 #: how many held-out documents the manifest lists
-LISTED = 1000
+LISTED_DOCUMENTS = 1000
 #: how many characters a sample of a text is taken from
-SAMPLED = 1 << 26
+SAMPLED_CHARACTERS = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Split:
         """`n` characters of the training text in `runs` stretches spread over its first 67 million, or all of a shorter
         text.
         """
-        total = min(sum(self.cuts), SAMPLED)
+        total = min(sum(self.cuts), SAMPLED_CHARACTERS)
         starts, each = ([k * total // runs for k in range(runs)], n // runs) if total > n else ([0], total)
         at, stretches = 0, []
         for text in self.texts("train"):
@@ -94,9 +94,9 @@ class Split:
         return int(self.corpus.documents.rows["n_bytes"][~named].sum())
 
     def held_out_documents(self) -> list[tuple[str, int, int]]:
-        """The first LISTED documents with a held-out part: (file, number in the file, first character held out)."""
+        """The first LISTED_DOCUMENTS with a held-out part: (file, number in the file, first character held out)."""
         rows, sources = self.corpus.documents.rows, self.corpus.sources
-        numbers = np.flatnonzero(np.array(self.cuts) < rows["n_characters"])[:LISTED]
+        numbers = np.flatnonzero(np.array(self.cuts) < rows["n_characters"])[:LISTED_DOCUMENTS]
         named = zip(numbers, rows["source"][numbers].tolist(), rows["index"][numbers].tolist(), strict=True)
         return [(sources[source].path, index, self.cuts[k]) for k, source, index in named]
 
@@ -149,7 +149,7 @@ def _note(split: Split, asked: Rule, chosen: np.ndarray, uncut: np.ndarray) -> s
             "tail": "as asked",
             "documents": "no choice of whole documents comes near that share",
             "stratified": "there are too few of similar size and script to hold out whole documents (about "
-            f"{FEWEST / min(split.held_out, 1 - split.held_out):.0f} are needed)",
+            f"{FEWEST_DOCUMENTS / min(split.held_out, 1 - split.held_out):.0f} are needed)",
         }
         return f"the last {share} of every document is held out: {why[asked]}"
     lengths, n_bytes = split.corpus.documents.rows["n_characters"], split.corpus.documents.rows["n_bytes"]
@@ -220,11 +220,11 @@ def _choose_stratified(corpus: Corpus, held_out: float, seed: int) -> tuple[np.n
 
 
 def _small_enough(sizes: np.ndarray, held_out: float) -> np.ndarray:
-    """Mark the texts that may be held out whole: as many of the smallest as possible, none above 1 / FEWEST of the
-    smaller part.
+    """Mark the texts that may be held out whole: as many of the smallest as possible, none above
+    1 / FEWEST_DOCUMENTS of the smaller part.
     """
     order = np.argsort(sizes, kind="stable")
-    least = min(held_out, 1 - held_out) / FEWEST
+    least = min(held_out, 1 - held_out) / FEWEST_DOCUMENTS
     fits = np.flatnonzero(sizes[order] <= least * np.cumsum(sizes[order]))
     small = np.zeros(len(sizes), dtype=bool)
     small[order[: fits[-1] + 1 if len(fits) else 0]] = True

@@ -26,7 +26,7 @@ from pellucid.runs.processes import ALONE, Processes
 from pellucid.runs.shards import FLOAT32_BYTES
 from pellucid.training.build import n_logits
 from pellucid.training.config import AdapterOptions
-from pellucid.training.objectives import CHUNK, MANY_LOGITS
+from pellucid.training.objectives import LOGITS_AT_ONCE, MANY_LOGITS
 from pellucid.training.recipe import Recipe
 from pellucid.training.resolve_recipe import n_trained
 
@@ -76,7 +76,7 @@ def training_memory(recipe: Recipe) -> Memory:
     readout = FLOAT32_BYTES * a.n_vocab * a.d_model
     logits = (2 if rounds else FLOAT32_BYTES) * t.batch * a.n_ctx * a.n_vocab
     # in chunks, the gradient of the readout is known at the end of the forward pass
-    of_loss, working = (readout, 2 * readout + 1.5 * FLOAT32_BYTES * CHUNK) if chunked else (logits, logits)
+    of_loss, working = (readout, 2 * readout + 1.5 * FLOAT32_BYTES * LOGITS_AT_ONCE) if chunked else (logits, logits)
     if recomputes and rounds and not chunked:
         of_loss += readout / 2
     activations = kept + of_loss + 4 * sum(streams) + (0.0 if recomputes else rounded - chunked * rounds * readout / 2)

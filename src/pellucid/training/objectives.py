@@ -26,9 +26,11 @@ from pellucid.training.chunked_loss import chunked_loss
 from pellucid.training.cross_entropy import UNSCORED, cross_entropy, is_likeliest
 from pellucid.training.expert_use import ExpertUse
 
-#: logits that exist at a time where a pass would have MANY_LOGITS or more: 32 MiB in float32, and 256 MiB; larger
-#: blocks are mapped anew each time (docs/experiments/step-speed.md)
-CHUNK, MANY_LOGITS = 2**23, 2**26
+#: logits that exist at a time where a pass would have MANY_LOGITS or more, 32 MiB in float32: larger blocks are mapped
+#: anew each time (docs/experiments/step-speed.md)
+LOGITS_AT_ONCE = 2**23
+#: logits from which on a pass computes them in chunks, 256 MiB in float32
+MANY_LOGITS = 2**26
 #: what a hidden token is replaced with, by share: the mask, a random token, itself (Devlin et al. 2018, 3.1)
 HIDDEN_AS = (0.8, 0.1, 0.1)
 
@@ -92,9 +94,9 @@ def summed_loss(network: Transformer, given: MicroBatch, tap: Tap = OFF) -> Floa
 
 
 def summed_loss_in_chunks(network: Transformer, given: MicroBatch, tap: Tap = OFF) -> Float[Tensor, ""]:
-    """The same, CHUNK logits at a time: for vocabularies whose logits would be most of what training keeps."""
+    """The same, LOGITS_AT_ONCE logits at a time: for vocabularies whose logits would be most of what training keeps."""
     x = network.hidden(given.inputs, **model_inputs(network, given, tap))
-    return chunked_loss(network.unembed, summed, x.flatten(0, 1), scored_targets(given), CHUNK)
+    return chunked_loss(network.unembed, summed, x.flatten(0, 1), scored_targets(given), LOGITS_AT_ONCE)
 
 
 def summed(logits: Float[Tensor, "pos n_vocab"], targets: Int[Tensor, " pos"]) -> Float[Tensor, ""]:
@@ -113,11 +115,11 @@ def losses_and_hits(network: Transformer, given: MicroBatch) -> tuple[Float[Tens
     """-log P(target) at every position, in nats, and whether the target was the likeliest token.
 
     The two need not move together (S4, accuracy and log-loss). Where a pass of a network that no processes divide
-    has MANY_LOGITS or more, CHUNK of them exist at a time, as in training.
+    has MANY_LOGITS or more, LOGITS_AT_ONCE of them exist at a time, as in training.
     """
     targets = given.targets.flatten()
     if has_many_logits(network, given):
-        rows = max(1, CHUNK // network.architecture.n_vocab)
+        rows = max(1, LOGITS_AT_ONCE // network.architecture.n_vocab)
         pieces = network.hidden(given.inputs, **model_inputs(network, given)).flatten(0, 1).split(rows)
         logits = (network.unembed(x) for x in pieces)
     else:

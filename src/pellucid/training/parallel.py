@@ -59,9 +59,11 @@ from pellucid.training.recipe import Recipe
 from pellucid.training.trainable import TransformerTrainable
 
 #: how long the other processes wait while the first one reads and encodes the text, or writes the report
-PATIENCE = timedelta(days=7)
-#: how long a process waits for another one during the steps, and then for an answer of those that still answer
-HANGING, ANSWERING = timedelta(minutes=30), timedelta(seconds=20)
+FIRST_PROCESS_TIMEOUT = timedelta(days=7)
+#: how long a process waits for another one during the steps
+HANGING = timedelta(minutes=30)
+#: ... and then for an answer of those that still answer
+ANSWERING = timedelta(seconds=20)
 
 
 class HangError(RuntimeError):
@@ -78,9 +80,9 @@ class Cluster(Processes):
         self.layout = ParallelOptions(replicate=self.n, shard=1, tensor=1)
         self.has_announced = False
         self.device_type = "cpu"
-        self.patient_group: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self.patient_group: Any = dist.new_group(backend="gloo", timeout=FIRST_PROCESS_TIMEOUT)
         # for the thread that writes checkpoints while the other groups are in use
-        self.saving_group: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self.saving_group: Any = dist.new_group(backend="gloo", timeout=FIRST_PROCESS_TIMEOUT)
         self.replica: DistributedDataParallel | None = None
         self.sharded: FSDPModule | None = None
         #: the processes that read other rows

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from pellucid.architecture import Architecture, architecture_fields
-from pellucid.json_files import LONGEST, JSONFileError, parse_json_object, read_regular
+from pellucid.json_files import MOST_BYTES, JSONFileError, parse_json_object, read_regular
 from pellucid.option_values import (
     ArchitectureError,
     check_given_once,
@@ -476,7 +476,7 @@ def read_recipe_file(path: Path, has_model: bool = False) -> dict[str, Any]:
                out, as that run may have gained tokens, and the text decides whether this one gains them
     """
     try:
-        content = read_regular(path, LONGEST).decode("utf-8")
+        content = read_regular(path, MOST_BYTES).decode("utf-8")
         values = tomllib.loads(content) if path.suffix == ".toml" else parse_json_object(content, str(path))
     except OSError as error:
         raise RecipeError(f"the recipe {path} cannot be read: {error.strerror}") from None

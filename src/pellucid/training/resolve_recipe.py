@@ -16,7 +16,7 @@ from pellucid.parameter_counts import count_active_parameters, count_parameters
 from pellucid.runs.optimizer import WEIGHT_DECAYS
 from pellucid.runs.options import RecipeError, with_train
 from pellucid.text.read.chunks import counted
-from pellucid.training.objectives import CHUNK, MANY_LOGITS
+from pellucid.training.objectives import LOGITS_AT_ONCE, MANY_LOGITS
 from pellucid.training.recipe import Recipe
 
 #: bytes: on a CPU, glibc's malloc maps larger tensors anew each time and clears their pages, which costs more than
@@ -189,7 +189,7 @@ def training_bytes(a: Architecture, batch: int, precision: str) -> int:
     per_number = 2 if precision == "bfloat16" else 4
     kept = sum(part.n_ctx * kept_per_position(part) for part in (a, a.encoder) if part is not None)
     logits = batch * a.n_ctx * a.n_vocab
-    logits = CHUNK if logits >= MANY_LOGITS else logits
+    logits = LOGITS_AT_ONCE if logits >= MANY_LOGITS else logits
     return 16 * count_parameters(a)["total"] + batch * per_number * kept + 8 * logits
 
 

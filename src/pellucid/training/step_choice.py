@@ -22,7 +22,7 @@ from pellucid.training.recipe import Recipe
 from pellucid.training.step_functions import compile_saves
 
 #: the share of a run of minutes that timing steps may take
-MEASURING = 0.03
+MEASURING_SHARE = 0.03
 #: seconds of a run that is too short to time a second precision
 SHORT_SECONDS = 50.0
 #: steps of a run that is too short to time any
@@ -84,7 +84,7 @@ def choose_step(
         return resolve_steps(recipe, n_train, lambda: seconds, left=pace and pace.left)[0]
 
     is_short = n_steps(1.0) < SHORT_STEPS if pace is None else pace.total < SHORT_SECONDS
-    budget = BUDGET if pace is None else min(BUDGET, MEASURING * pace.total / len(eager))
+    budget = BUDGET if pace is None else min(BUDGET, MEASURING_SHARE * pace.total / len(eager))
     timed: list[float] = []
     if pace is not None or not (is_short or (len(eager) == 1 and asked is not None)):
         timed = [measure(eager[0], budget)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pellucid.lens.analysis.metrics import Metric, PreparedMetric
-from pellucid.lens.analysis.patching import MOST
+from pellucid.lens.analysis.patching import MOST_ENTRIES
 from pellucid.lens.analysis.steering import check_has_mean
 from pellucid.lens.core.forward import frozen_network
 from pellucid.lens.core.inputs import InputError, InputOptions, Texts, read_inputs
@@ -106,7 +106,7 @@ def _layer(t: Recording, metric: PreparedMetric, name: str, value: Tensor) -> Te
     by_head = letters[1] in "hg"
     heads = list(range(t[name].size(1))) if by_head else [0]
     widest = max(t.architecture.d_ff, t.architecture.d_model) * t.ids.numel()
-    at_once, metrics = max(1, MOST // widest), []
+    at_once, metrics = max(1, MOST_ENTRIES // widest), []
     for first in range(0, len(heads), at_once):
         some = heads[first : first + at_once]
 

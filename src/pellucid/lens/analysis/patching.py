@@ -26,7 +26,7 @@ from pellucid.tensor_names import axes
 from pellucid.text_model import Model
 
 #: most entries of a batch's largest tensor: 64 MiB in float32
-MOST = 2**24
+MOST_ENTRIES = 2**24
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class PatchingPair:
         if unchanged := [k for k, same in enumerate(alike) if same]:
             yield unchanged, self.ends[1].repeat(len(unchanged))
         changed = [k for k, same in enumerate(alike) if not same]
-        at_once = max(1, min(64, MOST // (widest * self.bad.ids.size(1))))
+        at_once = max(1, min(64, MOST_ENTRIES // (widest * self.bad.ids.size(1))))
         for first in range(0, len(changed), at_once):
             some = changed[first : first + at_once]
             with frozen_network(self.bad.module("")):

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 #: bytes per chunk
-PIECE = 1 << 20
+CHUNK_BYTES = 1 << 20
 #: line ends before a mark between documents that belong to it; others are text
 LINE_ENDS = 64
 

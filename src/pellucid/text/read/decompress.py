@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from pellucid.text.read.chunks import PIECE, DocumentError
+from pellucid.text.read.chunks import CHUNK_BYTES, DocumentError
 
 #: compressed bytes given to zstd at once: 4 of them unpack to up to 128 KiB, and it unpacks all of its input at once
 ZSTD_READ = 1 << 10
@@ -65,7 +65,7 @@ class HashingFile(io.RawIOBase):
 
     def exhaust(self) -> None:
         """Read the rest of the file, so that the hash covers all of it."""
-        while self.read(PIECE):
+        while self.read(CHUNK_BYTES):
             pass
 
 
@@ -94,14 +94,14 @@ def unpacked(file: BinaryIO, origin: Origin) -> BinaryIO:
     if not origin.packed:
         return file
     unpack = {".gz": _gunzipped, ".zst": _unzstd}[origin.packed]
-    return cast(BinaryIO, io.BufferedReader(_Unpacked(unpack(file, origin.name)), PIECE))
+    return cast(BinaryIO, io.BufferedReader(_Unpacked(unpack(file, origin.name)), CHUNK_BYTES))
 
 
 def _gunzipped(file: BinaryIO, name: str) -> Iterator[bytes]:
     done = 0
     try:
         with gzip.GzipFile(fileobj=file, mode="rb") as inside:
-            while chunk := inside.read1(PIECE):  # `read` would lose the content before the break
+            while chunk := inside.read1(CHUNK_BYTES):  # `read` would lose the content before the break
                 done += len(chunk)
                 yield chunk
     except EOFError:
@@ -155,7 +155,7 @@ def as_utf8(stream: BinaryIO, origin: Origin, errors: str = "strict") -> BinaryI
     Raises DocumentError, with the position, for a byte that the encoding does not have, unless `errors` is
     "surrogateescape", which leaves such bytes as they are. UTF-8 input passes through unchanged.
     """
-    buffered = stream if hasattr(stream, "peek") else io.BufferedReader(cast(Any, stream), PIECE)
+    buffered = stream if hasattr(stream, "peek") else io.BufferedReader(cast(Any, stream), CHUNK_BYTES)
     head = cast(Any, buffered).peek(4)[:4]
     encoding = next((name for mark, name in MARKS if head.startswith(mark)), origin.encoding)
     if encoding == "utf-8":
@@ -163,12 +163,12 @@ def as_utf8(stream: BinaryIO, origin: Origin, errors: str = "strict") -> BinaryI
             buffered.read(3)
         return cast(BinaryIO, buffered)
     recoded = _recoded(cast(BinaryIO, buffered), encoding, origin.name, errors)
-    return cast(BinaryIO, io.BufferedReader(_Unpacked(recoded), PIECE))
+    return cast(BinaryIO, io.BufferedReader(_Unpacked(recoded), CHUNK_BYTES))
 
 
 def _recoded(stream: BinaryIO, encoding: str, name: str, errors: str) -> Iterator[bytes]:
     decoder, done = codecs.getincrementaldecoder(encoding)(errors), 0
-    for chunk in itertools.chain(iter(lambda: stream.read(PIECE), b""), (b"",)):
+    for chunk in itertools.chain(iter(lambda: stream.read(CHUNK_BYTES), b""), (b"",)):
         held = len(decoder.getstate()[0])
         try:
             text = decoder.decode(chunk, final=not chunk)

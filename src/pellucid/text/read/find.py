@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from pellucid.destination import naming
-from pellucid.json_files import LONGEST_LIST, read_json_file
-from pellucid.text.read.chunks import PIECE, DocumentError
+from pellucid.json_files import MOST_BYTES_OF_LIST, read_json_file
+from pellucid.text.read.chunks import CHUNK_BYTES, DocumentError
 from pellucid.text.read.decompress import PACKED, Origin
 from pellucid.text.read.formats import ENDINGS, READERS
 
@@ -297,7 +297,7 @@ def _why_no_table(path: Path) -> str:
     if path.suffix != ".arrow" or not state.is_file():
         return ""
     try:
-        tables = [str(entry["filename"]) for entry in read_json_file(state, LONGEST_LIST)["_data_files"]]
+        tables = [str(entry["filename"]) for entry in read_json_file(state, MOST_BYTES_OF_LIST)["_data_files"]]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DocumentError(f"{state} is damaged: it does not list the data set's files ({error!r})") from None
     if missing := [name for name in tables if not path.with_name(name).is_file()]:
@@ -334,5 +334,5 @@ def spool() -> Path:
         with naming(Path(copy.name)):
             copy.write(head)
             copy.flush()
-        head = stream.read(PIECE)
+        head = stream.read(CHUNK_BYTES)
     return Path(copy.name)

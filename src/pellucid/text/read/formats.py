@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from pellucid.text.read.chunks import PIECE, DocumentError, TextChunk, piece_of, piece_of_text, pieces_of
+from pellucid.text.read.chunks import CHUNK_BYTES, DocumentError, TextChunk, piece_of, piece_of_text, pieces_of
 from pellucid.text.read.decompress import Origin, as_utf8
 from pellucid.text.read.html import read_html
 from pellucid.text.read.tables import (
@@ -43,7 +43,7 @@ def unit_of(origin: Origin) -> str:
 
 #: the longest line and table cell, in bytes: neither an unclosed quotation mark nor a few compressed bytes that unpack
 #: to gigabytes may fill the memory
-LONGEST = 1 << 28
+LONGEST_LINE = 1 << 28
 #: encodings that pages name, and the larger ones that browsers use for them
 LARGER = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "gb2312": "gb18030", "gbk": "gb18030"}
 LARGER |= {"shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "tis-620": "cp874"}
@@ -59,7 +59,7 @@ def read_plain(file: BinaryIO, origin: Origin) -> FileDocuments:
 
 def read_page(file: BinaryIO, origin: Origin) -> FileDocuments:
     """HTML: its text is one document. An encoding that the page names in <meta charset> is used."""
-    buffered = file if hasattr(file, "peek") else io.BufferedReader(file, PIECE)  # type: ignore[arg-type]
+    buffered = file if hasattr(file, "peek") else io.BufferedReader(file, CHUNK_BYTES)  # type: ignore[arg-type]
     said = _CHARSET.search(buffered.peek(1024)[:1024])  # type: ignore[attr-defined]
     if said and origin.encoding == "utf-8":
         origin = replace(origin, encoding=_encoding_of_page(said[1].decode("ascii", "replace")))
@@ -171,7 +171,7 @@ def _read_table(file: BinaryIO, origin: Origin, separators: str) -> FileDocument
     lines = (line.decode("utf-8", "surrogateescape") for line in utf8_lines(file, origin))
     first = next((line for line in lines if line.strip()), "")
     separator = next((s for s in separators if s in first), separators[0])
-    csv.field_size_limit(LONGEST)
+    csv.field_size_limit(LONGEST_LINE)
     rows: Any = csv.reader(_put_back(first, lines), delimiter=separator, strict=True)
     try:
         header = next(rows, [])
@@ -234,13 +234,13 @@ class _TabbedRows:
 
 
 def utf8_lines(file: BinaryIO, origin: Origin) -> Iterator[bytes]:
-    """Lines in UTF-8, with their line ends. Raises DocumentError for one that is longer than LONGEST bytes."""
+    """Lines in UTF-8, with their line ends. Raises DocumentError for one that is longer than LONGEST_LINE bytes."""
     content, number = as_utf8(file, origin), 0
-    while line := content.readline(LONGEST + 1):
+    while line := content.readline(LONGEST_LINE + 1):
         number += 1
-        if len(line) > LONGEST:
+        if len(line) > LONGEST_LINE:
             raise DocumentError(
-                f"{origin.name}, line {number}: longer than {LONGEST:,} bytes, the limit for a line; if the file "
+                f"{origin.name}, line {number}: longer than {LONGEST_LINE:,} bytes, the limit for a line; if the file "
                 "does not have this format, name its format, such as --format plain"
             )
         yield line
@@ -253,7 +253,7 @@ def _put_back(first: str, rest: Iterator[str]) -> Iterator[str]:
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    return iter(lambda: file.read(PIECE), b"")
+    return iter(lambda: file.read(CHUNK_BYTES), b"")
 
 
 def _and_replaced(piece: TextChunk, more: int) -> TextChunk:

@@ -28,16 +28,20 @@ PARAGRAPHS = "blockquote details dl figure h1 h2 h3 h4 h5 h6 ol p pre table ul"
 BREAKS = {str(tag): "\n" for tag in LINES.split()} | {str(tag): "\n\n" for tag in PARAGRAPHS.split()}
 CELLS = frozenset(("td", "th"))
 _SPACE = re.compile(r"[ \t\n\r\f]+")
-#: characters of HTML between two yields, the longest tag or comment, and the most elements inside one another
-STEP, LONGEST, DEEPEST = 1 << 16, 1 << 25, 1 << 12
+#: characters of HTML between two yields
+STEP = 1 << 16
+#: characters of the longest tag or comment
+LONGEST_TAG = 1 << 25
+#: the most elements inside one another
+DEEPEST = 1 << 12
 
 
 def read_html(pieces: Iterator[TextChunk], name: str = "the page") -> Iterator[TextChunk]:
     """The page's text in chunks.
 
-    Raises DocumentError, with the name, for a tag or comment longer than LONGEST characters, and for more than DEEPEST
-    elements inside one another, which take a time that grows with their square. A script or style that is not closed
-    hides the rest of the page, as in browsers.
+    Raises DocumentError, with the name, for a tag or comment longer than LONGEST_TAG characters, and for more than
+    DEEPEST elements inside one another, which take a time that grows with their square. A script or style that is not
+    closed hides the rest of the page, as in browsers.
     """
     if etree.LIBXML_VERSION < (2, 14):
         version = ".".join(map(str, etree.LIBXML_VERSION))
@@ -51,9 +55,10 @@ def read_html(pieces: Iterator[TextChunk], name: str = "the page") -> Iterator[T
             step = piece.text[start : start + STEP]
             parser.feed(step)
             waiting = 0 if page.moved else waiting + len(step)
-            if waiting > LONGEST:
+            if waiting > LONGEST_TAG:
                 raise DocumentError(
-                    f"{name}: a tag or comment does not end for {LONGEST:,} characters, from line {line} on; close it"
+                    f"{name}: a tag or comment does not end for {LONGEST_TAG:,} characters, from line {line} on; "
+                    "close it"
                 )
             if page.deepest > DEEPEST:
                 raise DocumentError(f"{name}: more than {DEEPEST:,} elements are open inside one another; close them")

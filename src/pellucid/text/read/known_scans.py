@@ -30,7 +30,7 @@ CHECK_TEXT: ContextVar[bool] = ContextVar("CHECK_TEXT", default=False)
 #: seconds after which a change gives a file another time on every file system in use
 SETTLED = 2.0
 #: seconds after which a record that no run has used is removed
-UNUSED = 90 * 24 * 3600
+UNUSED_SECONDS = 90 * 24 * 3600
 
 Stamp = list[int]
 
@@ -111,7 +111,7 @@ class KnownScans:
         content = json.dumps(about).encode() + b"\n" + b"".join(one for _, one in entries.values())
         with suppress(OSError):
             for record in self.path.parent.glob("scanned-*"):
-                if record.stat().st_mtime < time.time() - UNUSED:
+                if record.stat().st_mtime < time.time() - UNUSED_SECONDS:
                     record.unlink()
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)

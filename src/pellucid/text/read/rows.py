@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Generic, Self, TypeVar, cast
 
 import numpy as np
 
-from pellucid.text.read.chunks import PIECE, DocumentError, counted
+from pellucid.text.read.chunks import CHUNK_BYTES, DocumentError, counted
 from pellucid.text.read.decompress import PACKED, HashingFile, unpacked
 from pellucid.text.read.find import (
     FoundFile,
@@ -31,7 +31,7 @@ from pellucid.text.read.scan import Source
 from pellucid.text.split import PARTS
 
 #: lines read between two progress reports
-TOGETHER = 4096
+LINES_AT_ONCE = 4096
 
 Progress = Callable[..., None] | None
 T = TypeVar("T")
@@ -202,11 +202,11 @@ class _RowsSoFar:
         rows, lines = [], []
         with path.open("rb") as file:
             hashed = HashingFile(file)
-            content = lines_of_file(path, cast(BinaryIO, io.BufferedReader(hashed, PIECE)))
+            content = lines_of_file(path, cast(BinaryIO, io.BufferedReader(hashed, CHUNK_BYTES)))
             for number, row in read_lines(path, content, self.form):
                 rows.append(row)
                 lines.append(number)
-                if progress and not len(lines) % TOGETHER:
+                if progress and not len(lines) % LINES_AT_ONCE:
                     progress("reading", len(self.lines) + len(lines), 0)
             hashed.exhaust()
         self.rows += rows

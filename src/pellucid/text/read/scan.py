@@ -15,7 +15,14 @@ from typing import Any, BinaryIO, NamedTuple, cast, overload
 
 import numpy as np
 
-from pellucid.text.read.chunks import PIECE, ChangedError, DocumentError, TextChunk, piece_of_text, split_documents
+from pellucid.text.read.chunks import (
+    CHUNK_BYTES,
+    ChangedError,
+    DocumentError,
+    TextChunk,
+    piece_of_text,
+    split_documents,
+)
 from pellucid.text.read.decompress import HashingFile, Origin, as_utf8, unpacked
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.read.formats import READERS, SEEKING, UNREAD, unit_of
@@ -23,8 +30,10 @@ from pellucid.text.read.tables import ChosenField, FileDocuments, listed
 from pellucid.text.scripts import sampled_script_of
 from pellucid.text.tokenizers.base import SEPARATOR
 
-#: how many bytes of a file decide whether it is text, and the share of undecodable bytes allowed there
-HEAD, MOST_UNDECODABLE = 8192, 0.3
+#: how many bytes of a file decide whether it is text
+HEAD_BYTES = 8192
+#: the share of undecodable bytes allowed there
+MOST_UNDECODABLE = 0.3
 #: the numbers that are kept for a document, and how they are packed one after another
 ROW = np.dtype(
     [("source", "<i4"), ("index", "<i8"), ("n_bytes", "<i8"), ("n_characters", "<i8"), ("script", "<u2"),
@@ -32,7 +41,7 @@ ROW = np.dtype(
 )  # fmt: skip
 PACKED_ROW = struct.Struct("<iqqqH32s")
 #: characters of a field's name that are kept: the first line of a table without names may be a long text
-SHOWN = 60
+FIELD_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
@@ -228,7 +237,7 @@ def why_not(origin: Origin, reading: ReadOptions) -> str:
         with origin.path.open("rb") as file:
             if origin.format in SEEKING or origin.encoding != "utf-8":
                 return ""
-            head = as_utf8(unpacked(file, origin), origin).read(HEAD)
+            head = as_utf8(unpacked(file, origin), origin).read(HEAD_BYTES)
     except OSError as error:
         return f"it cannot be opened: {error.strerror}"
     if b"\0" in head:
@@ -281,7 +290,7 @@ def _is_utf8(file: BinaryIO, origin: Origin) -> bool:
     file.seek(0)
     decoder, content = codecs.getincrementaldecoder("utf-8")("strict"), as_utf8(unpacked(file, origin), origin)
     try:
-        for chunk in itertools.chain(iter(lambda: content.read(PIECE), b""), (b"",)):
+        for chunk in itertools.chain(iter(lambda: content.read(CHUNK_BYTES), b""), (b"",)):
             decoder.decode(chunk, final=not chunk)
     except UnicodeDecodeError:
         return False
@@ -303,7 +312,7 @@ def _count_hashed(origin: Origin, file: BinaryIO, hashed: HashingFile) -> tuple[
         hashed.exhaust()
         file.seek(0)
         return _count(origin, file)
-    counted = _count(origin, cast(BinaryIO, io.BufferedReader(hashed, PIECE)))
+    counted = _count(origin, cast(BinaryIO, io.BufferedReader(hashed, CHUNK_BYTES)))
     hashed.exhaust()
     return counted
 
@@ -363,7 +372,7 @@ def _count(origin: Origin, file: BinaryIO) -> tuple[dict[str, Any], Documents]:
 
 def _shown(field: str) -> str:
     """The name of a field, its beginning where it is long, without halves of characters, which cannot be printed."""
-    return piece_of_text(field if len(field) <= SHOWN else f"{field[:SHOWN]}...").text
+    return piece_of_text(field if len(field) <= FIELD_CHARACTERS else f"{field[:FIELD_CHARACTERS]}...").text
 
 
 def _place(piece: TextChunk, before: int) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from pellucid.text.read.chunks import PIECE, DocumentError, TextChunk, piece_of_text
+from pellucid.text.read.chunks import CHUNK_BYTES, DocumentError, TextChunk, piece_of_text
 from pellucid.text.read.decompress import Origin, extra
 
 #: the default name of the field or column that holds the text
@@ -67,7 +67,7 @@ def read_parquet(file: BinaryIO, origin: Origin) -> FileDocuments:
     """Parquet: each row's text in one column is a document."""
     parquet = extra("pyarrow.parquet", origin.name)
     with _errors(origin), _seekable(file, origin) as table:
-        opened = parquet.ParquetFile(table, buffer_size=PIECE, pre_buffer=False)
+        opened = parquet.ParquetFile(table, buffer_size=CHUNK_BYTES, pre_buffer=False)
         column = _column(opened.schema_arrow, origin)
         for batch in opened.iter_batches(ROWS_TOGETHER, columns=[column.name], use_threads=False):
             yield from _rows(batch.column(0))
@@ -141,7 +141,7 @@ def _seekable(file: BinaryIO, origin: Origin) -> Iterator[BinaryIO]:
         yield file
         return
     with tempfile.TemporaryFile() as copy:
-        while chunk := file.read(PIECE):
+        while chunk := file.read(CHUNK_BYTES):
             copy.write(chunk)
         copy.seek(0)
         yield cast(BinaryIO, copy)

@@ -25,11 +25,13 @@ from pellucid.json_files import JSONFileError, parse_json_object, read_json_file
 #: the separator between documents, a special token of every vocabulary
 SEPARATOR = "<|endoftext|>"
 #: how many chunks of a text are encoded in one call
-TOGETHER = 16
+CHUNKS_AT_ONCE = 16
 
 
-#: our mask token, and how a blank is written in a prompt
-MASK, BLANK = "<|mask|>", "[MASK]"
+#: our mask token
+MASK = "<|mask|>"
+#: how a blank is written in a prompt
+BLANK = "[MASK]"
 #: names of the mask token: ours first, then those of other projects
 MASKS = (MASK, "[MASK]", "<mask>")
 #: the file beside a tokenizer.json that names the end of a text where the tokenizer.json does not
@@ -256,7 +258,7 @@ class Tokenizer(abc.ABC):
         a stretch of more than 16 million characters without such a border is cut anyway.
         """
         chunks = self.chunks(pieces)
-        while batch := list(itertools.islice(chunks, TOGETHER)):
+        while batch := list(itertools.islice(chunks, CHUNKS_AT_ONCE)):
             yield from self.encode_batch(batch)
 
     def encode_parts(self, parts: Sequence[tuple[str | int, bool]]) -> tuple[list[int], list[bool]]:

@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from pellucid.json_files import LONGEST, read_regular
+from pellucid.json_files import MOST_BYTES, read_regular
 from pellucid.text.tokenizers.base import OPTIONS_FILE, TokenizerError, options_in, token_name
 from pellucid.text.tokenizers.post_processor import pipeline_steps
 
@@ -81,7 +81,7 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return options_in(read_regular(path, LONGEST).decode("utf-8"), path.name)
+        return options_in(read_regular(path, MOST_BYTES).decode("utf-8"), path.name)
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(f"{path.name} beside it cannot be read: {error}") from None
 

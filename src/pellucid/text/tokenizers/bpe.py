@@ -72,8 +72,10 @@ GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
 UNSPOKEN = "\ufdd0" * 32 + "{}"
 #: the characters that byte-level BPE writes for bytes, and the bytes
 BYTE_OF = {character: value for value, character in enumerate(byte_characters())}
-#: characters per call into the engine, and the most per call if no border is found
-CHUNK, LONGEST_CHUNK = 1 << 16, 1 << 24
+#: characters per call into the engine
+ENGINE_CHUNK = 1 << 16
+#: the most per call, if no border is found
+LONGEST_CHUNK = 1 << 24
 #: fewer characters than these in one call are left to the engine: tiktoken's tables take time to make
 MIN_TIKTOKEN_CHARACTERS = 1 << 14
 #: white space of this length is left to the engine too: at a million characters tiktoken fails
@@ -349,7 +351,7 @@ def unreachable(content: dict[str, Any], name: str = UNSPOKEN) -> dict[str, Any]
 
 def cut_at_borders(
     pieces: Iterable[str],
-    size: int = CHUNK,
+    size: int = ENGINE_CHUNK,
     longest: int = LONGEST_CHUNK,
     border: re.Pattern[str] = BORDERS[GPT2_PATTERN],
 ) -> Iterator[str]:

@@ -31,8 +31,10 @@ CHANGES = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNorma
 CUTS = ("Metaspace", "BertPreTokenizer", "Whitespace", "WhitespaceSplit", "Punctuation", "Digits", "ByteLevel")
 JOINS = ("Metaspace", "WordPiece", "BPEDecoder", "ByteFallback", "Fuse", "Strip", "ByteLevel", "CTC")
 SPACES = ("  ", " {2,}", "\\s+", r"\s+")
-#: the largest number of ids, and the longest text that a step may insert
-MOST_IDS, LONGEST_INSERT = 1 << 22, 4
+#: the largest number of ids
+MOST_IDS = 1 << 22
+#: characters of the longest text that a step may insert
+LONGEST_INSERT = 4
 SPACE = "\u2581"
 #: the roles of BERT's special tokens
 BERT_SPECIAL = ("pad", "unk", "cls", "sep", "mask")

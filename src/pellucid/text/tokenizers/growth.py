@@ -13,8 +13,10 @@ PIPELINES = {
     "decoder": "decoders",
     "post_processor": "processors",
 }
-#: steps of a pipeline, and how many times longer all of them may make a text; SentencePiece's table of NFKC has 18
-MOST_STEPS, MOST_GROWTH = 64, 256
+#: the most steps of a pipeline
+MOST_STEPS = 64
+#: how many times longer all of them may make a text; SentencePiece's table of NFKC has 18
+MOST_GROWTH = 256
 
 
 def check_growth(content: dict[str, Any]) -> None:

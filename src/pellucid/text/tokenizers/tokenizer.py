@@ -47,7 +47,7 @@ LEAST_VOCABULARY = {
     "word": (3, "a word, the separator and the unknown"),
 }
 #: characters in a chunk of a sample
-SAMPLED = 4096
+SAMPLE_CHUNK = 4096
 #: bytes of a tokenizer's file; the largest in use have half of it
 LONGEST_FILE = 1 << 26
 
@@ -101,9 +101,9 @@ def check_learning(kind: str, n_vocab: int | None, *, pattern: str = "gpt2", sam
 
 
 def evenly(texts: Iterable[str], share: float) -> Iterator[str]:
-    """Chunks of about SAMPLED characters, spread evenly over the texts, that make up `share` of them."""
+    """Chunks of about SAMPLE_CHUNK characters, spread evenly over the texts, that make up `share` of them."""
     taken = 0
-    for seen, chunk in enumerate(cut_at_borders(texts, size=SAMPLED)):
+    for seen, chunk in enumerate(cut_at_borders(texts, size=SAMPLE_CHUNK)):
         if taken <= seen * share:
             taken += 1
             yield chunk

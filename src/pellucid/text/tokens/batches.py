@@ -21,8 +21,10 @@ import numpy as np
 
 from pellucid.text.tokens.store import Part, Tokens, check_ids
 
-#: rounds of the Feistel permutation, and the largest number of windows whose order is held in memory instead
-ROUNDS, WRITTEN_OUT = 6, 1 << 20
+#: rounds of the Feistel permutation
+ROUNDS = 6
+#: the largest number of windows whose order is held in memory instead
+WRITTEN_OUT = 1 << 20
 
 
 class BatchesError(ValueError):

@@ -10,7 +10,7 @@ import numpy as np
 
 from pellucid.text.read.known_scans import hash_of_code
 from pellucid.text.read.pairs import PairsError, PairSplit
-from pellucid.text.read.rows import TOGETHER, Progress
+from pellucid.text.read.rows import LINES_AT_ONCE, Progress
 from pellucid.text.split import PARTS
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokens.stored_rows import RowTokens, StoredRows, manifest_of, prepare_rows, write_rows
@@ -148,8 +148,8 @@ def _write_side(
     closed = tokenizer.source_ids if side == "source" else lambda ids: [*ids, tokenizer.separator]
 
     def batches() -> Iterator[list[Sequence[int]]]:
-        for first in range(0, len(own), TOGETHER):
-            some = own[first : first + TOGETHER]
+        for first in range(0, len(own), LINES_AT_ONCE):
+            some = own[first : first + LINES_AT_ONCE]
             yield [closed(ids.tolist()) for ids in tokenizer.encode_batch(some)]
             if progress:
                 progress("encoding", first + len(some), len(own))

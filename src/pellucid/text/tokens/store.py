@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 
 from pellucid.destination import naming
-from pellucid.json_files import LONGEST_LIST, JSONFileError, check_regular, read_json_file
+from pellucid.json_files import MOST_BYTES_OF_LIST, JSONFileError, check_regular, read_json_file
 from pellucid.text.tokenizers.base import Tokenizer
 
 FORMAT = 1
@@ -209,7 +209,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise TokensError(f"{folder} holds no tokens: there is no manifest.json")
     try:
-        manifest = read_json_file(path, LONGEST_LIST)
+        manifest = read_json_file(path, MOST_BYTES_OF_LIST)
         if manifest["format"] != FORMAT:
             raise TokensError(f"{path} is of format {manifest['format']}, expected {FORMAT}: prepare the tokens again")
         if {name for name in ("sources", "tokenizer", "split", "parts") if name not in manifest}:
