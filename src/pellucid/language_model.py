@@ -12,10 +12,10 @@ import torch
 
 from pellucid.destination import check_destination
 from pellucid.edits import Edit
-from pellucid.generate.fill import Filling, fill
+from pellucid.generate.fill import fill
 from pellucid.generate.readers import NO_TAPS, TapFactory
-from pellucid.generate.replies import Messages, ReplyOptions, ReplyPiece, stream_reply
-from pellucid.generate.scoring import CorpusScore, Score, score
+from pellucid.generate.replies import stream_reply
+from pellucid.generate.scoring import CorpusScore, Score, ScoringOptions, score
 from pellucid.generate.text import Generated, GenerateOptions, TextPiece, check_single, generate, stream_generate
 from pellucid.hub.folder import LoadWarning
 from pellucid.hub.open import find_folder, open_folder, read_network
@@ -37,8 +37,7 @@ from pellucid.look.known_answer import KNOWN_ANSWER, known_network, known_tokeni
 from pellucid.model.weights import check_finite, save_weights
 from pellucid.model_names import check_checkpoint, check_revision
 from pellucid.predictors.on_text import Progress, ScoreTextOptions, count_on_run, score_given
-from pellucid.predictors.predictor import Predictor
-from pellucid.predictors.transformer_mixture import mixed_with, mixed_with_stored
+from pellucid.predictors.transformer_mixture import mixed_with
 from pellucid.runs.checkpoint import facts_on_step, steps_of
 from pellucid.runs.device import resolve_device
 from pellucid.starting_model import base_weights
@@ -58,13 +57,8 @@ class ModelError(ValueError):
     """A folder that holds no model."""
 
 
-class ScoreOptions(ScoreTextOptions, total=False):
-    """How a transformer scores a text; `LanguageModel.score` describes them and holds the defaults."""
-
-    source: str | None
-    start: Literal["separator", "none"]
-    stride: int | None
-    batch: int
+class ScoreOptions(ScoringOptions, ScoreTextOptions, total=False):
+    """How a transformer scores a text or a file; `LanguageModel.score` describes them."""
 
 
 class LanguageModel(Model):
@@ -87,7 +81,7 @@ class LanguageModel(Model):
         in `trace(prompt)`.
         """
         check_single(prompt, options)
-        return generate(self.network, self.tokenizer, prompt, taps=self._taps(edits), **options)[0]
+        return generate(self, prompt, taps=self._taps(edits), **options)[0]
 
     def generate_many(
         self,
@@ -98,7 +92,7 @@ class LanguageModel(Model):
         **options: Unpack[GenerateOptions],
     ) -> list[Generated]:
         """Generate n texts from every prompt in one batch, those of the first prompt first; `source` may be a list."""
-        return generate(self.network, self.tokenizer, prompts, n=n, taps=self._taps(edits), **options)
+        return generate(self, prompts, n=n, taps=self._taps(edits), **options)
 
     def stream(
         self,
@@ -109,15 +103,9 @@ class LanguageModel(Model):
         **options: Unpack[GenerateOptions],
     ) -> Iterator[TextPiece]:
         """Generate text piece by piece; the pieces' texts joined are the text that `generate` returns."""
-        return stream_generate(self.network, self.tokenizer, prompt, n=n, taps=self._taps(edits), **options)
+        return stream_generate(self, prompt, n=n, taps=self._taps(edits), **options)
 
-    def reply(self, messages: Messages, **options: Unpack[ReplyOptions]) -> Iterator[ReplyPiece]:
-        """The answer to `[{"role": "user", "content": "..."}]`, token by token (`pellucid.generate.replies`).
-
-        Raises ChatError for a model without a chat template.
-        """
-        return stream_reply(self.network, self.tokenizer, self.chat_template, messages, **options)
-
+    reply = stream_reply
     generate_traced = generate_traced
 
     def _taps(self, edits: Sequence[Edit]) -> TapFactory:
@@ -137,16 +125,13 @@ class LanguageModel(Model):
         self,
         text: str | os.PathLike,
         *,
-        prefix: str = "",
-        source: str | None = None,
-        start: Literal["separator", "none"] = "separator",
-        stride: int | None = None,
-        batch: int = 8,
         reading: ReadOptions | None = None,
         baselines: bool = False,
         progress: Progress | None = None,
+        **options: Unpack[ScoringOptions],
     ) -> Score | CorpusScore:
-        """How probable a text is, by itself or as the continuation of `prefix` (`pellucid.generate.scoring.score`).
+        """How probable a text is, by itself or as the continuation of `prefix`; `pellucid.generate.scoring.score`
+        describes the options.
 
         text       a string; or the pathlib.Path of a file or folder, which is read as training reads it: of several
                    documents, each is scored by itself, and the result is a CorpusScore
@@ -155,35 +140,11 @@ class LanguageModel(Model):
         progress   progress(stage, done, total) is called during long steps
         """
 
-        def score_text(text: str) -> Score:
-            return score(
-                self.network,
-                self.tokenizer,
-                text,
-                prefix=prefix,
-                source=source,
-                start=start,
-                stride=stride,
-                batch=batch,
-            )
-
         count = partial(count_on_run, self.provenance, self.tokenizer, progress) if baselines else None
-        return score_given(score_text, text, reading, progress, count)
+        return score_given(lambda text: score(self, text, **options), text, reading, progress, count)
 
-    def mixed_with(self, other: Predictor | None = None, weight: float | None = None) -> Predictor:
-        """Mix with an n-gram (`pellucid.predictors.transformer_mixture`).
-
-        other   the n-gram; without it, the one that the model's run holds (`train(..., mix="auto")`)
-        weight  the model's share: 0.5 unless given, and for the n-gram of the run the share that was fitted
-        """
-        if other is None:
-            return mixed_with_stored(self.network, self.tokenizer, self.provenance, weight)
-        share = 0.5 if weight is None else weight
-        return mixed_with(self.network, self.tokenizer, other, share, self.provenance)
-
-    def fill(self, text: str, *, top: int = 5) -> list[Filling]:
-        """What may stand at each [MASK] in `text`; for masked models (`pellucid.generate.fill.fill`)."""
-        return fill(self.network, self.tokenizer, text, top=top)
+    mixed_with = mixed_with
+    fill = fill
 
     # Looking inside -------------------------------------------------------------------------
 

@@ -1,6 +1,5 @@
 """A network with the tokenizer whose ids it reads: the first argument of everything that reads or generates text."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +20,7 @@ class Model:
 
     network: Transformer
     tokenizer: Tokenizer
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
     chat_template: ChatTemplate | None = None
 
     @property

@@ -20,6 +20,7 @@ from pellucid.generate.pack_weights import pack_network
 from pellucid.model import Cache, Transformer
 from pellucid.model.lora import adapt
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
+from pellucid.text_model import Model
 
 SMALL = Architecture(n_vocab=11, n_ctx=8, d_model=8, n_layers=2)
 #: grouped keys, rotated planes, a window, a cap of scores, n-grams: what a step reads besides matrices
@@ -220,10 +221,10 @@ def test_what_is_on_disk_is_used_for_short_texts_too(monkeypatch):
 def test_options_that_need_ordinary_steps_are_named(options, named, not_on_disk):
     network, tokenizer = make_network(dataclasses.replace(SMALL, n_vocab=20)), learn_tokenizer("char", ["abc"])
     said = []
-    assert generate(network, tokenizer, "a", max_tokens=2, report=said.append, **options)
+    assert generate(Model(network, tokenizer), "a", max_tokens=2, report=said.append, **options)
     assert named in said[1]
     with pytest.raises(GenerationError, match=rf"compile = yes: .* {named}"):
-        generate(network, tokenizer, "a", compile="yes", **options)
+        generate(Model(network, tokenizer), "a", compile="yes", **options)
 
 
 def test_a_wrong_word_is_refused(not_on_disk):

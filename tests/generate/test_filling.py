@@ -10,6 +10,7 @@ from pellucid.architecture import Architecture, Attention
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.fill import fill
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
+from pellucid.text_model import Model
 
 TOKENIZER = ByteTokenizer().with_special("<|mask|>")
 BIDIRECTIONAL = Architecture(
@@ -19,7 +20,7 @@ BIDIRECTIONAL = Architecture(
 
 def test_the_probabilities_are_the_networks():
     network = make_network(BIDIRECTIONAL, seed=3)
-    first, second = fill(network, TOKENIZER, "a[MASK]b[MASK]", top=256)
+    first, second = fill(Model(network, TOKENIZER), "a[MASK]b[MASK]", top=256)
     tokens = torch.tensor([[97, 257, 98, 257]])
     with torch.no_grad():
         logits = network(tokens)[0]
@@ -44,14 +45,16 @@ def test_the_probabilities_are_the_networks():
 )
 def test_what_cannot_be_filled_is_refused(network, tokenizer, text, top, message):
     with pytest.raises(GenerationError, match=message):
-        fill(make_network(network, seed=0), tokenizer, text, top=top)
+        fill(Model(make_network(network, seed=0), tokenizer), text, top=top)
 
 
 def test_rows_beyond_the_tokenizer_and_special_ids_beyond_the_rows_are_no_text():
     """A folder may pad its vocabulary, and a tokenizer may have special ids that the network has no rows for."""
     padded = make_network(replace(BIDIRECTIONAL, n_vocab=300), seed=3)
-    (filling,) = fill(padded, TOKENIZER, "a[MASK]", top=300)
+    (filling,) = fill(Model(padded, TOKENIZER), "a[MASK]", top=300)
     assert len(filling.texts) == 256
     assert sum(filling.probabilities) == pytest.approx(1)
-    (filling,) = fill(make_network(BIDIRECTIONAL, seed=3), TOKENIZER.with_special("<|more|>"), "a[MASK]", top=300)
+    (filling,) = fill(
+        Model(make_network(BIDIRECTIONAL, seed=3), TOKENIZER.with_special("<|more|>")), "a[MASK]", top=300
+    )
     assert len(filling.texts) == 256

@@ -102,9 +102,9 @@ def test_a_decoder_continues_scores_and_traces_the_ids_of_transformers(begun):
     for text in TEXTS:
         ids = theirs(text).input_ids
         assert ids[0] == 1
-        (written,) = generate(network, ours, text, max_tokens=2, seed=1)
+        (written,) = generate(Model(network, ours), text, max_tokens=2, seed=1)
         assert written.prompt_ids == ids
-        scored = score(network, ours, text)
+        scored = score(Model(network, ours), text)
         assert ([*scored.context, *scored.ids], scored.context) == (ids, (1,))
         with torch.no_grad():
             logits = network(torch.tensor([ids]))[0].log_softmax(-1)
@@ -120,10 +120,10 @@ def test_a_decoder_continues_scores_and_traces_the_ids_of_transformers(begun):
 def test_a_decoder_without_a_prompt_begins_with_the_same_token(begun):
     ours, theirs = begun
     network = network_for(ours)
-    assert generate(network, ours, "", max_tokens=1, seed=1)[0].prompt_ids == theirs("").input_ids == [1]
+    assert generate(Model(network, ours), "", max_tokens=1, seed=1)[0].prompt_ids == theirs("").input_ids == [1]
     assert served(network, ours).encode("") == [1]
-    assert score(network, ours, " be", prefix="to").context == tuple(theirs("to").input_ids)
-    alone = score(network, ours, "to be", start="none")
+    assert score(Model(network, ours), " be", prefix="to").context == tuple(theirs("to").input_ids)
+    alone = score(Model(network, ours), "to be", start="none")
     assert [*alone.context, *alone.ids] == ours.encode("to be")
 
 
@@ -138,7 +138,7 @@ def test_bos_leaves_the_token_out_and_adds_no_second_one(begun):
         trace(Model(network, own), "be", bos=False).ids[0].tolist() == trace(Model(network, own), "be").ids[0].tolist()
     )
     assert trace(Model(network, own), "be", bos=True).ids[0].tolist() == [own.separator, *b"be"]
-    assert generate(network, own, ["be", ""], max_tokens=1, seed=1)[1].prompt_ids == [own.separator]
+    assert generate(Model(network, own), ["be", ""], max_tokens=1, seed=1)[1].prompt_ids == [own.separator]
 
 
 def test_ids_templates_and_targets_are_read_as_they_are(begun):
@@ -160,7 +160,7 @@ def test_a_blank_before_a_mask_is_read_as_transformers_reads_it(tmp_path):
         assert trace(Model(network, ours), text).ids[0].tolist() == ids
         with torch.no_grad():
             expected = network(torch.tensor([ids]))[0, ids.index(ours.mask)][4:260].softmax(-1).max().item()
-        assert fill(network, ours, text, top=1)[0].probabilities[0] == pytest.approx(expected, rel=1e-12)
+        assert fill(Model(network, ours), text, top=1)[0].probabilities[0] == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_masked_model_fills_and_traces_the_ids_of_transformers(enclosed):
@@ -176,14 +176,14 @@ def test_a_masked_model_fills_and_traces_the_ids_of_transformers(enclosed):
         with torch.no_grad():
             logits = network(torch.tensor([ids]))[0]
         blanks = [at for at, token in enumerate(ids) if token == 4]
-        for filling, at in zip(fill(network, ours, text, top=3), blanks, strict=True):
+        for filling, at in zip(fill(Model(network, ours), text, top=3), blanks, strict=True):
             expected = logits[at].index_fill(0, torch.arange(5), -torch.inf).softmax(-1).topk(3)
             assert filling.probabilities == pytest.approx(expected.values.tolist(), rel=1e-12)
             assert filling.texts == [ours.token_str(i) for i in expected.indices.tolist()]
     for text in TEXTS:
         assert served(network, ours).encode(text) == theirs(text).input_ids
     with pytest.raises(ValueError, match="the text has 33 tokens"):
-        fill(network, ours, "[MASK]" + " be" * 30)
+        fill(Model(network, ours), "[MASK]" + " be" * 30)
 
 
 # The post_processor ---------------------------------------------------------------------------------

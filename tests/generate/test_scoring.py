@@ -13,12 +13,13 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from drawing import make_network
 from pellucid.architecture import Architecture, Attention
-from pellucid.generate import GenerationError, ScoringError, score, score_continuation, score_tokens
+from pellucid.generate import GenerationError, ScoringError, score, score_tokens
 from pellucid.generate.scoring import lay_windows
 from pellucid.model import Transformer
 from pellucid.text.tokenizers.bpe import BPETokenizer
 from pellucid.text.tokenizers.external import ExternalTokenizer
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, learn_tokenizer
+from pellucid.text_model import Model
 
 BYTES = ByteTokenizer()
 TEXT = "to be or not to be, naïve café — ещё 日本語 🙂 "
@@ -36,7 +37,7 @@ def uniform_network(n_vocab: int) -> Transformer:
 
 
 def test_a_uniform_model_needs_log2_of_its_vocabulary_a_token():
-    result = score(uniform_network(257), BYTES, "naïve 🙂" * 5)
+    result = score(Model(uniform_network(257), BYTES), "naïve 🙂" * 5)
     assert result.n_tokens == result.n_bytes == 5 * len("naïve 🙂".encode())
     assert result.bits_per_token == pytest.approx(math.log2(257), rel=1e-14)
     assert result.bits_per_byte == pytest.approx(math.log2(257), rel=1e-14)
@@ -55,7 +56,7 @@ def test_a_uniform_model_of_the_256_bytes_needs_8_bits_a_byte():
 def test_bytes_are_those_of_the_text_whatever_the_tokens(tokenizer):
     network = network_for(tokenizer)
     for text in (TEXT, "\ufffd", "🙂x日" * 9):
-        result = score(network, tokenizer, text)
+        result = score(Model(network, tokenizer), text)
         assert b"".join(result.pieces) == text.encode()
         assert result.n_bytes == len(text.encode())
         assert result.ids == tokenizer.encode(text)
@@ -72,10 +73,10 @@ def direct(network, ids: list[int], first: int = 1, mask=None) -> list[float]:
 def test_the_first_token_is_scored_after_the_separator_or_not_at_all():
     network = network_for(BYTES)
     ids = list(b"hello")
-    result = score(network, BYTES, "hello")
+    result = score(Model(network, BYTES), "hello")
     assert np.allclose(result.log_probs, direct(network, [256, *ids]), atol=1e-12)
     assert (result.n_context, result.n_tokens, result.n_bytes) == (1, 5, 5)
-    without = score(network, BYTES, "hello", start="none")
+    without = score(Model(network, BYTES), "hello", start="none")
     assert np.allclose(without.log_probs, direct(network, ids), atol=1e-12)
     assert (without.n_context, without.n_tokens, without.n_bytes, without.pieces[0]) == (1, 4, 4, b"e")
 
@@ -83,31 +84,28 @@ def test_the_first_token_is_scored_after_the_separator_or_not_at_all():
 @pytest.mark.item("S1-1.1-m")
 def test_a_continuation_is_scored_after_its_prefix():
     network = network_for(BYTES)
-    result = score_continuation(network, BYTES, "ab", "cde")
+    result = score(Model(network, BYTES), "cde", prefix="ab")
     assert np.allclose(result.log_probs, direct(network, [256, *b"abcde"], 3), atol=1e-12)
     assert (result.pieces, result.n_context) == ([b"c", b"d", b"e"], 3)
-    assert np.array_equal(score(network, BYTES, "cde", prefix="ab").log_probs, result.log_probs)
-    as_lm_eval = score_continuation(network, BYTES, "ab", "cde", start="none")
+    as_lm_eval = score(Model(network, BYTES), "cde", prefix="ab", start="none")
     assert np.allclose(as_lm_eval.log_probs, direct(network, list(b"abcde"), 2), atol=1e-12)
-    nothing_before = score_continuation(network, BYTES, "", "cde")
-    assert np.array_equal(nothing_before.log_probs, score(network, BYTES, "cde").log_probs)
 
 
 def test_parts_multiply_where_tokens_respect_the_border():
     network = network_for(BPE, n_ctx=40)
     a, b = "to be or", " not to be"
     assert BPE.encode(a) + BPE.encode(b) == BPE.encode(a + b)
-    whole = score(network, BPE, a + b).log_prob
-    assert score(network, BPE, a).log_prob + score_continuation(network, BPE, a, b).log_prob == pytest.approx(
+    whole = score(Model(network, BPE), a + b).log_prob
+    assert score(Model(network, BPE), a).log_prob + score(Model(network, BPE), b, prefix=a).log_prob == pytest.approx(
         whole, rel=1e-13
     )
 
 
 def test_white_space_at_the_end_of_a_prefix_belongs_to_the_continuation():
     network = network_for(BPE, n_ctx=40)
-    moved = score_continuation(network, BPE, "to be or ", "not")
+    moved = score(Model(network, BPE), "not", prefix="to be or ")
     assert b"".join(moved.pieces) == b" not"
-    assert np.array_equal(moved.log_probs, score_continuation(network, BPE, "to be or", " not").log_probs)
+    assert np.array_equal(moved.log_probs, score(Model(network, BPE), " not", prefix="to be or").log_probs)
     naive = BPE.encode("to be or ") + BPE.encode("not")
     assert naive != BPE.encode("to be or not")
 
@@ -116,7 +114,7 @@ def test_a_continuation_that_melts_into_the_prefix_is_refused_and_says_so():
     network = network_for(BPE, n_ctx=40)
     assert len(BPE.encode("to b")) >= len(BPE.encode("to be"))
     with pytest.raises(ScoringError, match="no token of its own"):
-        score_continuation(network, BPE, "to b", "e")
+        score(Model(network, BPE), "e", prefix="to b")
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.data())
@@ -136,17 +134,17 @@ def test_a_prefix_network_reads_the_prefix_whole():
     ids, n_prefix = [256, *b"abcde"], 3
     place = torch.arange(5)
     mask = (place <= place[:, None]) | (place < n_prefix)
-    result = score_continuation(network, BYTES, "ab", "cde")
+    result = score(Model(network, BYTES), "cde", prefix="ab")
     assert np.allclose(result.log_probs, direct(network, ids, n_prefix, mask), atol=1e-12)
     assert not np.allclose(result.log_probs, direct(network, ids, n_prefix), atol=1e-4)
 
 
 def test_precision_is_reported_in_float64_and_training_is_left_alone():
     network = network_for(BYTES).float().train()
-    result = score(network, BYTES, TEXT)
+    result = score(Model(network, BYTES), TEXT)
     assert result.log_probs.dtype == np.float64
     assert network.training
-    half = score(network.bfloat16(), BYTES, TEXT)
+    half = score(Model(network.bfloat16(), BYTES), TEXT)
     assert half.log_prob == pytest.approx(result.log_prob, rel=0.05)
 
 
@@ -163,14 +161,14 @@ def test_precision_is_reported_in_float64_and_training_is_left_alone():
 )
 def test_what_cannot_be_scored_is_refused(text, options, message):
     with pytest.raises(ScoringError, match=message):
-        score(network_for(BYTES), BYTES, text, **options)
+        score(Model(network_for(BYTES), BYTES), text, **options)
 
 
 def test_ids_and_networks_that_do_not_fit_are_refused():
     with pytest.raises(ScoringError, match="expected 0 to 256"):
         score_tokens(network_for(BYTES), [1, 257])
     with pytest.raises(GenerationError, match="bidirectional"):
-        score(network_for(BYTES, attention=Attention(mask="bidirectional")), BYTES, "abc")
+        score(Model(network_for(BYTES, attention=Attention(mask="bidirectional")), BYTES), "abc")
 
 
 def test_a_prefix_that_a_window_has_left_behind_is_a_shorter_prefix():
@@ -213,23 +211,23 @@ def test_pieces_are_the_texts_own_bytes_also_where_words_are_unknown(text):
 def test_an_unknown_word_is_scored_and_its_bytes_are_said_not_to_compare():
     """It failed with "the tokenizer changes this text before encoding it"."""
     text = "to be zephyrous, or not\n"
-    result = score(uniform_network(WORDS.n_vocab), WORDS, text)
+    result = score(Model(uniform_network(WORDS.n_vocab), WORDS), text)
     assert result.pieces == [b"to", b" be", b" zephyrous", b",", b" or", b" not", b"\n"]
     assert result.ids.count(WORDS.unknown) == 2  # the newline is unknown too
     assert result.n_bytes == len(text)
     assert result.why_not_comparable.startswith("2 of 7 tokens are unknown words: their spelling is not predicted")
     assert result.n_words == 5
     assert result.perplexity_per_word == pytest.approx(WORDS.n_vocab ** (7 / 5), rel=1e-12)
-    assert not score(uniform_network(WORDS.n_vocab), WORDS, "to be, or not").why_not_comparable
+    assert not score(Model(uniform_network(WORDS.n_vocab), WORDS), "to be, or not").why_not_comparable
 
 
 def test_only_what_is_scored_decides_whether_bytes_compare():
     network = uniform_network(WORDS.n_vocab)
-    assert not score(network, WORDS, " to be", prefix="zephyrous").why_not_comparable
-    one = score(network, WORDS, " zephyrous be", prefix="to")
+    assert not score(Model(network, WORDS), " to be", prefix="zephyrous").why_not_comparable
+    one = score(Model(network, WORDS), " zephyrous be", prefix="to")
     assert one.why_not_comparable.startswith("1 of 2 tokens is an unknown word: its spelling is not predicted")
     characters = CharTokenizer("tobe ")
-    assert score(uniform_network(7), characters, "to xx").why_not_comparable.startswith(
+    assert score(Model(uniform_network(7), characters), "to xx").why_not_comparable.startswith(
         "2 of 5 tokens are unknown char"
     )
 
@@ -238,10 +236,10 @@ def test_a_tokenizer_that_changes_the_text_is_scored_and_says_so():
     """Accents and capitals are lost, so that the ids do not spell the text; one word is unknown as a whole."""
     tokenizer = wordpiece()
     network = uniform_network(tokenizer.n_vocab)
-    changed = score(network, tokenizer, "To be,  Na\u00efves caf\u00e9")
+    changed = score(Model(network, tokenizer), "To be,  Na\u00efves caf\u00e9")
     assert changed.pieces == [b"To ", b"be", b",  ", "Na\u00efve".encode(), b"s ", "caf\u00e9".encode()]
     assert changed.why_not_comparable.startswith("the tokenizer normalizes the text before it encodes it")
-    unknown = score(network, tokenizer, "to zephyr be")
+    unknown = score(Model(network, tokenizer), "to zephyr be")
     assert unknown.pieces == [b"to ", b"zephyr ", b"be"]
     assert unknown.why_not_comparable.startswith("1 of 3 tokens is an unknown")
 
@@ -252,16 +250,16 @@ def test_a_byte_level_tokenizer_that_changes_the_text_is_scored():
     composing = BPETokenizer(json.dumps(content | {"normalizer": {"type": "NFC"}}))
     network = uniform_network(BPE.n_vocab)
     text = "cafe\u0301 to be, na\u00efve"
-    changed = score(network, composing, text)
+    changed = score(Model(network, composing), text)
     assert b"".join(changed.pieces) == text.encode()
     assert len(changed.pieces) == len(changed.ids)
     assert changed.why_not_comparable.startswith("the tokenizer normalizes the text before it encodes it")
-    assert not score(network, composing, "caf\u00e9 to be").why_not_comparable
+    assert not score(Model(network, composing), "caf\u00e9 to be").why_not_comparable
     content["pre_tokenizer"]["add_prefix_space"] = True
     spaced = BPETokenizer(json.dumps(content))
     assert not spaced.lossless
     for text in ("to be", " to be"):
-        result = score(network, spaced, text)
+        result = score(Model(network, spaced), text)
         assert b"".join(result.pieces) == text.encode()
         assert not result.why_not_comparable
 
@@ -275,13 +273,13 @@ def test_a_blank_before_every_text_is_no_byte_of_it():
     engine.add_special_tokens(["</s>"])
     tokenizer = ExternalTokenizer(engine.to_str())
     for text in ("ab a", " ab", "  a"):
-        result = score(uniform_network(tokenizer.n_vocab), tokenizer, text)
+        result = score(Model(uniform_network(tokenizer.n_vocab), tokenizer), text)
         assert b"".join(result.pieces) == text.encode()
         assert not result.why_not_comparable
 
 
 def test_words_are_what_white_space_divides():
-    result = score(uniform_network(257), BYTES, " to  be\nor ")
+    result = score(Model(uniform_network(257), BYTES), " to  be\nor ")
     assert (result.n_words, result.n_bytes) == (3, 11)
     assert result.perplexity_per_word == pytest.approx(257 ** (11 / 3), rel=1e-12)
-    assert score(uniform_network(257), BYTES, " \n ").perplexity_per_word == math.inf
+    assert score(Model(uniform_network(257), BYTES), " \n ").perplexity_per_word == math.inf

@@ -15,6 +15,7 @@ from pellucid.generate.beams import search_beams
 from pellucid.language_model import LanguageModel
 from pellucid.model.transformer import Backbone
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer, learn_tokenizer
+from pellucid.text_model import Model
 
 TOLERANCE = 1e-12
 SAMPLINGS = st.sampled_from([Sampling(temperature=0), Sampling(), Sampling(temperature=0.7, top_k=4)])
@@ -237,8 +238,8 @@ def test_the_encoder_reads_once(monkeypatch):
         return original(self, tokens, **given)
 
     monkeypatch.setattr(Backbone, "hidden", counting)
-    generate(text_model(), ByteTokenizer(), source=["one", "three"], max_tokens=30, n=2, seed=1, temperature=1.0)
-    generate(text_model(), ByteTokenizer(), source=["one", "three"], max_tokens=30, beams=3)
+    generate(Model(text_model(), ByteTokenizer()), source=["one", "three"], max_tokens=30, n=2, seed=1, temperature=1.0)
+    generate(Model(text_model(), ByteTokenizer()), source=["one", "three"], max_tokens=30, beams=3)
     assert passes == [(2, 6), (2, 6)]
 
 
@@ -253,24 +254,24 @@ def test_texts_from_sources():
     """One prompt or one source serves all of the other; the target begins with the prompt."""
     network, tokenizer = text_model(), ByteTokenizer()
     options = {"max_tokens": 8, "temperature": 1.0, "seed": 2}
-    several = generate(network, tokenizer, source=["one", "two"], **options)
+    several = generate(Model(network, tokenizer), source=["one", "two"], **options)
     assert [found.prompt_ids for found in several] == [[tokenizer.separator]] * 2
-    assert several[1] == generate(network, tokenizer, ["", ""], source=["one", "two"], **options)[1]
-    begun = generate(network, tokenizer, ["a", "b"], source="one", **options)
+    assert several[1] == generate(Model(network, tokenizer), ["", ""], source=["one", "two"], **options)[1]
+    begun = generate(Model(network, tokenizer), ["a", "b"], source="one", **options)
     assert [found.prompt_ids for found in begun] == [[tokenizer.separator, ord(c)] for c in "ab"]
-    pieces = list(stream_generate(network, tokenizer, source="one", beams=4, max_tokens=8, n=2))
+    pieces = list(stream_generate(Model(network, tokenizer), source="one", beams=4, max_tokens=8, n=2))
     for rank in (0, 1):
         last = [piece for piece in pieces if piece.sample == rank][-1].result
         assert "".join(piece.text for piece in pieces if piece.sample == rank) == last.text
     # greedy unless said otherwise
-    assert generate(network, tokenizer, source="one", max_tokens=8, seed=1) == generate(
-        network, tokenizer, source="one", max_tokens=8, seed=1, temperature=0
+    assert generate(Model(network, tokenizer), source="one", max_tokens=8, seed=1) == generate(
+        Model(network, tokenizer), source="one", max_tokens=8, seed=1, temperature=0
     )
 
 
 def test_a_score_is_the_sum_of_what_generation_sees():
     network, tokenizer = text_model(), ByteTokenizer()
-    found = score(network, tokenizer, "target", source="the source")
+    found = score(Model(network, tokenizer), "target", source="the source")
     ids, total = [tokenizer.separator], 0.0
     source = [*tokenizer.encode("the source"), tokenizer.separator]
     for token in tokenizer.encode("target"):
@@ -278,8 +279,8 @@ def test_a_score_is_the_sum_of_what_generation_sees():
         total += step.logits[0].log_softmax(-1)[token].item()
         ids.append(token)
     assert found.log_prob == pytest.approx(total, abs=1e-12)
-    assert score(network, tokenizer, "target", source="another").log_prob != pytest.approx(total, abs=1e-6)
-    after = score(network, tokenizer, "get", prefix="tar", source="the source")
+    assert score(Model(network, tokenizer), "target", source="another").log_prob != pytest.approx(total, abs=1e-6)
+    after = score(Model(network, tokenizer), "get", prefix="tar", source="the source")
     assert after.log_probs.tolist() == pytest.approx(found.log_probs[3:].tolist(), abs=1e-12)
     windows = score_tokens(network, ids * 4, source=source, batch=3)
     assert windows == pytest.approx(score_tokens(network, ids * 4, source=source, batch=1), abs=1e-12)
@@ -300,13 +301,13 @@ def test_a_score_is_the_sum_of_what_generation_sees():
 )
 def test_what_cannot_be_done_is_refused(options, message):
     with pytest.raises(GenerationError, match=message):
-        generate(text_model(), ByteTokenizer(), **options)
+        generate(Model(text_model(), ByteTokenizer()), **options)
 
 
 def test_networks_without_an_encoder_take_no_source():
     decoder = make_network(Architecture.from_dict(text_model().architecture.to_dict() | {"encoder": None}))
     for call in (
-        lambda: generate(decoder, ByteTokenizer(), source="one"),
+        lambda: generate(Model(decoder, ByteTokenizer()), source="one"),
         lambda: score_tokens(decoder, [1, 2], source=[1]),
     ):
         with pytest.raises(GenerationError, match="has no encoder"):
@@ -319,11 +320,11 @@ def test_networks_without_an_encoder_take_no_source():
 
 def test_beams_serve_networks_without_a_source_too():
     decoder = make_network(Architecture.from_dict(text_model().architecture.to_dict() | {"encoder": None}))
-    best = generate(decoder, ByteTokenizer(), "a", beams=3, n=3, max_tokens=5)
+    best = generate(Model(decoder, ByteTokenizer()), "a", beams=3, n=3, max_tokens=5)
     assert 1 <= len(best) <= 3
     assert [found.sample for found in best] == list(range(len({found.text for found in best})))
     assert (
-        generate(decoder, ByteTokenizer(), "a", beams=1, max_tokens=5)[0].ids
-        == generate(decoder, ByteTokenizer(), "a", temperature=0, max_tokens=5)[0].ids
+        generate(Model(decoder, ByteTokenizer()), "a", beams=1, max_tokens=5)[0].ids
+        == generate(Model(decoder, ByteTokenizer()), "a", temperature=0, max_tokens=5)[0].ids
     )
-    assert generate(decoder, ByteTokenizer(), "a", beams=2, max_tokens=0)[0].text == ""
+    assert generate(Model(decoder, ByteTokenizer()), "a", beams=2, max_tokens=0)[0].text == ""

@@ -11,6 +11,7 @@ from drawing import make_network
 from pellucid.architecture import Architecture
 from pellucid.generate import GenerationError, PromptCut, generate, stream_generate
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, learn_tokenizer
+from pellucid.text_model import Model
 
 BYTES = ByteTokenizer()
 SAMPLE = "the cat sat on the mat, naïve café — ещё 日本語 🙂 the cat sat. " * 3
@@ -29,8 +30,8 @@ def say(continuation: str | bytes, prompt="Hi", end=True, **options):
     data = continuation.encode() if isinstance(continuation, str) else continuation
     network = speaking(prompt, data, end)
     options = {"max_tokens": len(data) + end, "seed": 1} | options
-    pieces = list(stream_generate(network, BYTES, prompt, **options))
-    (result,) = generate(network, BYTES, prompt, **options)
+    pieces = list(stream_generate(Model(network, BYTES), prompt, **options))
+    (result,) = generate(Model(network, BYTES), prompt, **options)
     assert pieces[-1].result == result
     assert [piece.result for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
     assert "".join(piece.text for piece in pieces) == result.text
@@ -110,9 +111,9 @@ def test_streamed_is_full_and_stops_are_cut_whatever_else_is_in_the_batch(kind, 
     options = {"max_tokens": 24, "temperature": 1.0, "stop": stop, "seed": seed, "n": n}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PromptCut)
-        results = generate(network, tokenizer, prompts, **options)
-        pieces = list(stream_generate(network, tokenizer, prompts, **options))
-        alone = [result for prompt in prompts for result in generate(network, tokenizer, prompt, **options)]
+        results = generate(Model(network, tokenizer), prompts, **options)
+        pieces = list(stream_generate(Model(network, tokenizer), prompts, **options))
+        alone = [result for prompt in prompts for result in generate(Model(network, tokenizer), prompt, **options)]
     assert [(r.prompt, r.sample) for r in results] == [(prompt, i) for prompt in prompts for i in range(n)]
     assert results == alone
     for place, result in enumerate(results):
@@ -130,24 +131,24 @@ def test_streamed_is_full_and_stops_are_cut_whatever_else_is_in_the_batch(kind, 
 
 def test_seeds_repeat_texts_and_are_drawn_and_named_where_none_is_given():
     network, tokenizer = NETWORKS["byte"]
-    first, second = (generate(network, tokenizer, "abc", max_tokens=12)[0] for _ in range(2))
+    first, second = (generate(Model(network, tokenizer), "abc", max_tokens=12)[0] for _ in range(2))
     assert first.seed != second.seed
-    assert generate(network, tokenizer, "abc", max_tokens=12, seed=first.seed) == [first]
-    samples = generate(network, tokenizer, ["abc", "abc"], max_tokens=12, n=3, seed=5)
+    assert generate(Model(network, tokenizer), "abc", max_tokens=12, seed=first.seed) == [first]
+    samples = generate(Model(network, tokenizer), ["abc", "abc"], max_tokens=12, n=3, seed=5)
     assert [s.text for s in samples[:3]] == [s.text for s in samples[3:]]
     assert len({s.text for s in samples}) == 3
 
 
 def test_an_empty_prompt_starts_from_the_separator():
     network, tokenizer = NETWORKS["byte"]
-    (result,) = generate(network, tokenizer, "", max_tokens=3, seed=0)
+    (result,) = generate(Model(network, tokenizer), "", max_tokens=3, seed=0)
     assert (result.prompt_ids, result.prompt) == ([tokenizer.separator], "")
 
 
 def test_the_name_of_the_separator_in_a_prompt_is_text():
     network, tokenizer = NETWORKS["byte"]
     with pytest.warns(PromptCut):
-        (result,) = generate(network, tokenizer, "<|endoftext|>    ", max_tokens=1, seed=0)
+        (result,) = generate(Model(network, tokenizer), "<|endoftext|>    ", max_tokens=1, seed=0)
     assert bytes(result.prompt_ids) == b"<|endoftext|>    "
 
 
@@ -155,23 +156,25 @@ def test_the_name_of_the_separator_in_a_prompt_is_text():
 def test_a_prompt_longer_than_the_context_keeps_its_end_and_says_so_once():
     network, tokenizer = NETWORKS["byte"]
     with pytest.warns(PromptCut, match="first 5 tokens are not read") as caught:
-        results = generate(network, tokenizer, ["x" * 18, "01234" + "y" * 16, "z"], max_tokens=2, seed=0)
+        results = generate(Model(network, tokenizer), ["x" * 18, "01234" + "y" * 16, "z"], max_tokens=2, seed=0)
     assert len(caught) == 1
     assert [result.truncated for result in results] == [2, 5, 0]
-    (tail,) = generate(network, tokenizer, "y" * 16, max_tokens=2, seed=0)
+    (tail,) = generate(Model(network, tokenizer), "y" * 16, max_tokens=2, seed=0)
     assert (tail.ids, tail.truncated) == (results[1].ids, 0)
 
 
 def test_texts_go_on_far_beyond_the_context():
     network, tokenizer = NETWORKS["byte"]
     options = {"max_tokens": 60, "seed": 3, "temperature": 1.3}
-    assert generate(network, tokenizer, "ab", **options) == generate(network, tokenizer, "ab", **options, cache=False)
+    assert generate(Model(network, tokenizer), "ab", **options) == generate(
+        Model(network, tokenizer), "ab", **options, cache=False
+    )
 
 
 def test_a_vocabulary_smaller_than_the_networks_is_never_left():
     tokenizer = CharTokenizer("abc")
     network = make_network(Architecture(n_vocab=64, n_ctx=8, d_model=8, n_layers=1))
-    results = generate(network, tokenizer, ["a", "b"], max_tokens=30, n=5, temperature=3, seed=0)
+    results = generate(Model(network, tokenizer), ["a", "b"], max_tokens=30, n=5, temperature=3, seed=0)
     assert all(i < tokenizer.n_vocab for result in results for i in result.ids)
 
 
@@ -188,20 +191,20 @@ def test_a_vocabulary_smaller_than_the_networks_is_never_left():
 def test_bad_options_are_refused_before_the_first_piece(options, message):
     network, tokenizer = NETWORKS["byte"]
     with pytest.raises(GenerationError, match=message):
-        stream_generate(network, tokenizer, "a", **options)
+        stream_generate(Model(network, tokenizer), "a", **options)
 
 
 def test_a_tokenizer_that_is_too_large_is_refused():
     network, _ = NETWORKS["byte"]
     with pytest.raises(GenerationError, match="is this the tokenizer"):
-        generate(network, BPE, "a")
+        generate(Model(network, BPE), "a")
 
 
 def test_a_stream_that_is_closed_does_no_more_work(monkeypatch):
     network, tokenizer = NETWORKS["byte"]
     calls = []
     network.final_norm.register_forward_hook(lambda *_: calls.append(1))
-    stream = stream_generate(network, tokenizer, "abc", max_tokens=1000, seed=0)
+    stream = stream_generate(Model(network, tokenizer), "abc", max_tokens=1000, seed=0)
     next(stream)
     done = len(calls)
     stream.close()

@@ -256,7 +256,7 @@ def test_known_answer_is_a_network_of_its_own_each_time():
 def test_what_a_generation_kept_is_read_and_changed_without_an_effect():
     model = known_answer()
     watch = GenerationTrace(model.network, keep="*")
-    generate(model.network, model.tokenizer, "Anna Smith met", taps=watch, max_tokens=5, temperature=0)
+    generate(model, "Anna Smith met", taps=watch, max_tokens=5, temperature=0)
     before = watch.tensors()
     expected = {name: x.clone() for name, x in before.items()}
     for x in [*before.values(), *(p.data for p in model.network.parameters())]:

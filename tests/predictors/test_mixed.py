@@ -14,6 +14,7 @@ from pellucid.predictors.options import PredictorError
 from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.transformer_mixture import mixed_with
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
+from pellucid.text_model import Model
 
 TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 16, "ngrams": (), "batch": 4, "sample_every": 0}
 TINY |= {"compile": "no", "device": "cpu", "tokenizer": "char"}
@@ -71,7 +72,7 @@ def test_what_it_writes_ends_at_every_id_that_ends_texts(parts):
     model, counted = parts
     plain = model.mixed_with(counted).generate("Speak", max_tokens=6, temperature=0)
     tokenizer = model.tokenizer.with_model_ids(None, [model.tokenizer.separator, plain.ids[2]])
-    mixture = mixed_with(model.network, tokenizer, counted, 0.5)
+    mixture = mixed_with(Model(model.network, tokenizer), counted, 0.5)
     assert tokenizer.ends == [model.tokenizer.separator, plain.ids[2]]
     written = Predictor(mixture.network, tokenizer, "mixture", {}).generate("Speak", max_tokens=6, temperature=0)
     first = plain.ids.index(plain.ids[2])
@@ -85,7 +86,7 @@ def test_it_writes_tokens_alone_whatever_rows_the_network_has(n_vocab):
     network = make_network(Architecture(n_vocab=n_vocab, n_ctx=8, d_model=8, n_layers=1))
     with torch.no_grad():
         network.embed.token.weight[257:] *= 9
-    mixture = mixed_with(network, tokenizer, counted, 0.9)
+    mixture = mixed_with(Model(network, tokenizer), counted, 0.9)
     written = mixture.generate("Speak", max_tokens=12, seed=1, temperature=1.5)
     assert len(written.ids) == 12 or written.finish_reason == "end"
     assert all(token < min(n_vocab, 257) for token in written.ids)
@@ -96,7 +97,7 @@ def test_a_context_far_back_in_the_prompt_is_not_asked_for():
     tokenizer = ByteTokenizer()
     ngram = NGram.train(np.array(tokenizer.encode("abababa")), 257, 2, "maximum-likelihood")
     network = make_network(Architecture(n_vocab=257, n_ctx=8, d_model=8, n_layers=1))
-    mixture = mixed_with(network, tokenizer, Predictor(Counted(ngram), tokenizer, "ngram", {}), 0.0)
+    mixture = mixed_with(Model(network, tokenizer), Predictor(Counted(ngram), tokenizer, "ngram", {}), 0.0)
     assert mixture.generate("za", max_tokens=4, temperature=0).text == "baba"
 
 

@@ -39,7 +39,7 @@ def post(server, path="/v1/completions", **body):
 
 
 def alone(server, prompt=PROMPT, **options):
-    return generate(server.engine.network, server.engine.tokenizer, prompt, **options)
+    return generate(server.engine, prompt, **options)
 
 
 def test_a_completion_is_what_generate_gives(server, client):

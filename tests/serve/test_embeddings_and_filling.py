@@ -21,6 +21,7 @@ from pellucid.serve.embeddings import embedding_steps
 from pellucid.serve.opening import EngineOptions, describe_engine, engine_for
 from pellucid.serve.served import ServedModel
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
+from pellucid.text_model import Model
 from planted import BASE, TWO_LISTS
 
 TEXTS = ["To be, or not to be", "x", "né" * 20]
@@ -140,7 +141,7 @@ def test_blanks_are_filled_as_fill_does(client, masked):
     answer = client.post("/v1/fill", json={"model": "masked", "text": texts, "top": 3})
     assert answer.status_code == 200, answer.text
     for filled, text in zip(answer.json()["data"], texts, strict=True):
-        expected = fill(masked.network, masked.tokenizer, text, top=3)
+        expected = fill(Model(masked.network, masked.tokenizer), text, top=3)
         assert [blank["texts"] for blank in filled["blanks"]] == [filling.texts for filling in expected]
         for blank, filling in zip(filled["blanks"], expected, strict=True):
             np.testing.assert_allclose(blank["probabilities"], filling.probabilities, atol=1e-12)

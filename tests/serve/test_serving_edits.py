@@ -196,7 +196,7 @@ def test_edits_in_a_request(server):
     engine = server.engine
     edits = [add("blocks.1.resid_post", torch.linspace(-9, 9, 16).tolist()), zero("blocks.*.attn.z", head=1)]
     taps = GenerationTrace(engine.network, edits)
-    expected = generate(engine.network, engine.tokenizer, "To be", taps=taps, max_tokens=15, seed=4)[0]
+    expected = generate(engine, "To be", taps=taps, max_tokens=15, seed=4)[0]
     body = {"prompt": "To be", "max_tokens": 15, "seed": 4, "temperature": 0.8}
     for _ in range(2):  # the second time a prefix is known, which was computed without edits
         answer = httpx.post(f"{server.url}/v1/completions", json=body | {"edits": json.loads(to_json(edits))})
@@ -205,7 +205,7 @@ def test_edits_in_a_request(server):
         assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         plain = httpx.post(f"{server.url}/v1/completions", json=body).json()["choices"][0]["text"]
         assert plain != expected.text
-        assert plain == generate(engine.network, engine.tokenizer, "To be", max_tokens=15, seed=4)[0].text
+        assert plain == generate(engine, "To be", max_tokens=15, seed=4)[0].text
 
 
 def test_every_edit_that_is_written_is_taken(server):

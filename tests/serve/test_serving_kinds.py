@@ -29,6 +29,7 @@ from pellucid.serve.opening import EngineOptions, describe_engine, engine_for
 from pellucid.serve.served import ServedModel
 from pellucid.text.tokenizers.external import ExternalTokenizer
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+from pellucid.text_model import Model
 from planted import BASE, TWO_LISTS
 from some_cases import one_in
 
@@ -56,7 +57,7 @@ def predictors() -> dict[str, Predictor]:
     torch.manual_seed(2)
     options = RecurrentOptions(n_vocab=257, separator=256, d_embed=8, d_hidden=8, n_ctx=24)
     recurrent = Predictor(Recurrent(options).double().eval(), tokenizer, "recurrent", {})
-    mixture = mixed_with(small_network(), tokenizer, counted, 0.3)
+    mixture = mixed_with(Model(small_network(), tokenizer), counted, 0.3)
     return {"ngram": counted, "recurrent": recurrent, "mixture": mixture}
 
 
@@ -113,11 +114,11 @@ def test_what_a_predictor_cannot_do_is_refused(client):
 def test_a_target_is_that_of_generate(client):
     network, tokenizer = encoder_decoder(), ByteTokenizer()
     sources = ["a source", "another one"]
-    expected = generate(network, tokenizer, "be", source=sources, n=2, max_tokens=50, seed=7, temperature=0.8)
+    expected = generate(Model(network, tokenizer), "be", source=sources, n=2, max_tokens=50, seed=7, temperature=0.8)
     served = complete(client, "translator", prompt="be", source=sources, n=2, max_tokens=50)
     assert [choice["text"] for choice in served["choices"]] == [result.text for result in expected]
     # clients that know of no source send it as the prompt
-    expected = generate(network, tokenizer, source=sources[0], max_tokens=12, seed=7, temperature=0.8)[0].text
+    expected = generate(Model(network, tokenizer), source=sources[0], max_tokens=12, seed=7, temperature=0.8)[0].text
     assert complete(client, "translator", prompt=sources[0], max_tokens=12)["choices"][0]["text"] == expected
 
 
@@ -126,7 +127,9 @@ def test_edits_reach_the_encoder_too(client):
     edits = [add("encoder.blocks.0.resid_post", torch.linspace(-8, 8, 16).tolist())]
     taps = GenerationTrace(network, edits)
     sources = ["a source", "another one"]
-    expected = generate(network, ByteTokenizer(), source=sources, taps=taps, max_tokens=20, seed=7, temperature=0.8)
+    expected = generate(
+        Model(network, ByteTokenizer()), source=sources, taps=taps, max_tokens=20, seed=7, temperature=0.8
+    )
     served = complete(client, "translator", prompt=sources, max_tokens=20, edits=[edits[0].to_dict()])
     assert [choice["text"] for choice in served["choices"]] == [result.text for result in expected]
     assert complete(client, "translator", prompt=sources[0], max_tokens=20)["choices"][0]["text"] != expected[0].text
@@ -211,7 +214,7 @@ def test_rows_of_no_token_are_counted_and_not_named(padded):
 
 
 def test_a_mixture_of_a_network_with_rows_of_no_token_is_served_with_its_own_numbers(padded, predictors):
-    mixture = mixed_with(padded, ByteTokenizer(), predictors["ngram"], 0.7)
+    mixture = mixed_with(Model(padded, ByteTokenizer()), predictors["ngram"], 0.7)
     engine = engine_for(mixture, EngineOptions(max_rows=2, max_tokens=100))
     with TestClient(make_app([ServedModel("mixture", engine)], hosts=("testserver",))) as client:
         served = complete(client, "mixture", prompt="To be", max_tokens=20, echo=True, logprobs=1)["choices"][0]
@@ -223,7 +226,8 @@ def test_a_mixture_of_a_network_with_rows_of_no_token_is_served_with_its_own_num
 def test_a_prompt_that_fills_more_than_the_networks_context_is_not_scored_in_one_window(predictors):
     """An n-gram may read further back than a network; `score` moves the network's window."""
     network = make_network(Architecture(n_vocab=257, n_ctx=2, d_model=8, n_layers=1))
-    engine = engine_for(mixed_with(network, ByteTokenizer(), predictors["ngram"], 0.5), EngineOptions(max_tokens=100))
+    mixture = mixed_with(Model(network, ByteTokenizer()), predictors["ngram"], 0.5)
+    engine = engine_for(mixture, EngineOptions(max_tokens=100))
     with TestClient(make_app([ServedModel("mixture", engine)], hosts=("testserver",))) as client:
         body = {"prompt": "be,", "max_tokens": 2, "seed": 7}
         assert client.post("/v1/completions", json=body).status_code == 200

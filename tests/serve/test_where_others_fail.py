@@ -16,6 +16,7 @@ from pellucid.serve.batching import BatchingEngine
 from pellucid.serve.generation import Generation
 from pellucid.serve.served import ServedModel
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
+from pellucid.text_model import Model
 
 URL = "/v1/completions"
 
@@ -79,7 +80,9 @@ def test_no_piece_of_a_text_breaks_a_character(client):
 @pytest.mark.parametrize("penalty", ["repetition_penalty", "frequency_penalty", "presence_penalty"])
 def test_each_penalty_is_its_own(client, penalty):
     network = client.app.state.models[0].engine.network
-    expected = generate(network, ByteTokenizer(), "To be", max_tokens=20, seed=1, temperature=0.8, **{penalty: 1.7})[0]
+    expected = generate(
+        Model(network, ByteTokenizer()), "To be", max_tokens=20, seed=1, temperature=0.8, **{penalty: 1.7}
+    )[0]
     assert complete(client, **{penalty: 1.7})["choices"][0]["text"] == expected.text
 
 

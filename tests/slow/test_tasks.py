@@ -17,6 +17,7 @@ from pellucid.serve.app import make_app
 from pellucid.serve.opening import EngineOptions, engine_for
 from pellucid.serve.served import ServedModel
 from pellucid.text.read.documents import bundled
+from pellucid.text_model import Model
 from pellucid.training.load import load_run
 from pellucid.training_run import train
 
@@ -47,7 +48,7 @@ def test_sums_never_seen_are_answered(tmp_path: Path):
     exact, dependent = {}, []
     for step in steps_of(run.path):
         network, tokenizer, _ = load_run(run.path, str(step), torch.device("cpu"))
-        written = generate(network, tokenizer, source=list(asked), max_tokens=3)
+        written = generate(Model(network, tokenizer), source=list(asked), max_tokens=3)
         right = np.array(
             [[a == b for a, b in zip(w.text.ljust(3), t, strict=False)] for w, t in zip(written, answers, strict=True)]
         )

@@ -62,7 +62,7 @@ def test_the_last_save_comes_before_the_last_evaluation_and_sample(text, tmp_pat
 
     monkeypatch.setattr(Trainer, "held_out_loss", held_out_loss)
 
-    def sampler(network, tokenizer, prompt, seed, poll):
+    def sampler(model, prompt, seed, poll):
         seen.append(("sample", verify_files(folder_of(tmp_path / "run", max(steps_of(tmp_path / "run"))))))
         raise RuntimeError("no sample")
 
@@ -107,7 +107,7 @@ def test_a_checkpoint_is_of_the_step_at_which_it_was_begun(text, tmp_path, monke
 def test_looking_does_not_change_training(text, tmp_path):
     """Evaluation and sampling draw random numbers and switch dropout off; the weights are the same without them."""
 
-    def sampler(network, tokenizer, prompt, seed, poll):
+    def sampler(model, prompt, seed, poll):
         torch.rand(7)
         return "x"
 

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +248,7 @@ def test_what_has_no_share_is_refused(mixed_run, tmp_path, capsys):
         assert said in capsys.readouterr().err
     pellucid.load(tmp_path / "step").mixed_with(weight=0.5)  # a share of one's own is for any step
     model = pellucid.load(run)
-    model.provenance = {}
+    model = replace(model, provenance={})
     with pytest.raises(PredictorError, match="the model does not come from a run"):
         model.mixed_with()
     assert cli.main(["score", str(run), str(run / "recipe.json"), "--mix", "nowhere"]) == 2

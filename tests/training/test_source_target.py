@@ -24,6 +24,7 @@ from pellucid.text.tokenizers.tokenizer import load_tokenizer
 from pellucid.text.tokens import pairs as stored_pairs
 from pellucid.text.tokens.batches import BatchesError
 from pellucid.text.tokens.pairs import prepare_pairs
+from pellucid.text_model import Model
 from pellucid.training.build import build_network
 from pellucid.training.encoder import with_model_fields
 from pellucid.training.load import load_run
@@ -345,7 +346,7 @@ def test_reversal_is_learned(tmp_path):
     network, tokenizer, _ = load_run(run.path, "best", CPU)
     split = tokens_of(run).split
     sources = [split.corpus.sources[pair] for pair in split.numbers("held_out")]
-    written = generate(network, tokenizer, source=sources, max_tokens=12)
+    written = generate(Model(network, tokenizer), source=sources, max_tokens=12)
     right = np.mean([found.text == source[::-1] for found, source in zip(written, sources, strict=True)])
     print(f"{right:.1%} of {len(sources)} words right, {run.held_out_loss:.4f} nats per token")
     assert right > 0.9
@@ -415,7 +416,7 @@ def test_spelling_to_phonemes(needs_data, tmp_path):
     words = sorted(answers)[::4]
     rates = {}
     for beams in (1, 4):
-        written = generate(network, tokenizer, source=words, max_tokens=20, beams=beams)
+        written = generate(Model(network, tokenizer), source=words, max_tokens=20, beams=beams)
         wrong = [
             min((edits(found.text, said), said) for said in answers[w]) for w, found in zip(words, written, strict=True)
         ]

@@ -26,6 +26,7 @@ from pellucid.text.read.documents import read_corpus
 from pellucid.text.split import split_corpus
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 from pellucid.text.tokens.prepare import prepare_tokens
+from pellucid.text_model import Model
 from pellucid.training.build import build_network, choose_for_device
 from pellucid.training.data import TokenData
 from pellucid.training.load import read_recipe
@@ -86,12 +87,12 @@ def recipe_for(text: Path, **fields: Any) -> Recipe:
     return make_recipe((str(text),), "small", {**FIELDS, **fields})
 
 
-def sample_text(network: Any, tokenizer: Any, prompt: str, seed: int, poll: Any = None) -> str:
+def sample_text(model: Model, prompt: str, seed: int, poll: Any = None) -> str:
     """A sampler with a result that depends on the weights and the seed alone."""
-    network.eval()
+    model.network.eval()
     with torch.no_grad():
-        logits = network(torch.zeros(1, 4, dtype=torch.int64))
-    network.train()
+        logits = model.network(torch.zeros(1, 4, dtype=torch.int64))
+    model.network.train()
     return f"{seed} {logits.argmax().item()}"
 
 

@@ -4,7 +4,7 @@ from pellucid.generate.decode import DecodeStep, Decoding, generate_ids
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import window_start
 from pellucid.generate.sampling import Sampling
-from pellucid.generate.scoring import Score, ScoringError, score, score_continuation, score_losses, score_tokens
+from pellucid.generate.scoring import Score, ScoringError, score, score_losses, score_tokens
 from pellucid.generate.text import Generated, PromptCut, TextPiece, generate, stream_generate
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "generate",
     "generate_ids",
     "score",
-    "score_continuation",
     "score_losses",
     "score_tokens",
     "stream_generate",

@@ -6,10 +6,10 @@ import torch
 
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import evaluation_mode
-from pellucid.model import Transformer
 from pellucid.model.embed import NoReadout
 from pellucid.model.float64 import in_float64
-from pellucid.text.tokenizers.base import BLANK, MASK, Tokenizer
+from pellucid.text.tokenizers.base import BLANK, MASK
+from pellucid.text_model import Model
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Filling:
     probabilities: list[float]
 
 
-def fill(network: Transformer, tokenizer: Tokenizer, text: str, *, top: int = 5) -> list[Filling]:
+def fill(model: Model, text: str, *, top: int = 5) -> list[Filling]:
     """For each [MASK] in `text`, the `top` likeliest tokens given everything else   (S3, slide 2; Devlin et al. 2018).
 
     The network reads what the model's own tokenizer puts before and after a text too, such as [CLS] and [SEP].
@@ -28,7 +28,7 @@ def fill(network: Transformer, tokenizer: Tokenizer, text: str, *, top: int = 5)
     Raises GenerationError for a model that is not a masked model, a text without a blank or longer than the context,
     and a `top` below 1.
     """
-    a = network.architecture
+    a, network, tokenizer = model.architecture, model.network, model.tokenizer
     if a.readout == "none":
         raise GenerationError(NoReadout.why)
     if tokenizer.mask is None or a.attention.mask != "bidirectional":

@@ -10,21 +10,13 @@ import torch
 from pellucid.generate.decode import Decoding, generate_ids
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.text import TEMPERATURE, DrawOptions, sampling_of
-from pellucid.model import Transformer
 from pellucid.model.float64 import in_float64
 from pellucid.text.chat_template import ChatError, ChatTemplate
 from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text_model import Model
 
 #: the part of the context that is kept free for an answer, at most
 ROOM = 0.25
-
-
-class ReplyOptions(DrawOptions, total=False):
-    """How an answer is generated; `stream_reply` holds the defaults."""
-
-    max_tokens: int
-    seed: int
-    weights: str
 
 
 Messages = Sequence[Mapping[str, Any]]
@@ -47,9 +39,7 @@ class ReplyPiece:
 
 
 def stream_reply(
-    network: Transformer,
-    tokenizer: Tokenizer,
-    template: ChatTemplate | None,
+    model: Model,
     messages: Messages,
     *,
     max_tokens: int = 400,
@@ -57,12 +47,12 @@ def stream_reply(
     weights: str = "auto",
     **draw: Unpack[DrawOptions],
 ) -> Iterator[ReplyPiece]:
-    """The assistant's answer to these messages, token by token. Closing the iterator stops the work.
+    """The assistant's answer to `[{"role": "user", "content": "..."}]`, token by token. Closing the iterator stops it.
 
     The sampling options are those of `stream_generate`. Raises ChatError for a model without a template and for
     messages that the template refuses, and GenerationError where the messages leave no room for an answer.
     """
-    template = required(template)
+    network, tokenizer, template = model.network, model.tokenizer, required(model.chat_template)
     ids = template.encode(messages, tokenizer)
     if len(ids) >= network.architecture.n_ctx:
         raise GenerationError(

@@ -3,12 +3,10 @@
 from collections.abc import Callable, Iterable
 
 from pellucid.generate.errors import LogitsError
-from pellucid.generate.replies import ReplyPiece, stream_reply
+from pellucid.generate.replies import ReplyPiece, required, stream_reply
 from pellucid.generate.text import TextPiece, stream_generate
-from pellucid.model import Transformer
 from pellucid.model.modes import in_evaluation_mode
-from pellucid.text.chat_template import ChatTemplate
-from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text_model import Model
 
 #: the largest number of tokens of a sample
 SAMPLE_TOKENS = 100
@@ -16,55 +14,53 @@ SAMPLE_TOKENS = 100
 Poll = Callable[[int, int], object]
 
 
-def sample_text(network: Transformer, tokenizer: Tokenizer, prompt: str, seed: int, poll: Poll) -> str | None:
+def sample_text(model: Model, prompt: str, seed: int, poll: Poll) -> str | None:
     """Text that the network generates after `prompt`, at temperature 0.8; None if its logits are not finite.
 
     The network's training mode is restored.
     """
     options = {"max_tokens": SAMPLE_TOKENS, "temperature": 0.8, "seed": seed, "weights": "loaded"}
-    with in_evaluation_mode(network):
-        text = join_pieces(stream_generate(network, tokenizer, prompt, **options), poll)
+    with in_evaluation_mode(model.network):
+        text = join_pieces(stream_generate(model, prompt, **options), poll)
     return None if text is None else prompt + text
 
 
-def sample_target(network: Transformer, tokenizer: Tokenizer, source: str, seed: int, poll: Poll) -> str | None:
+def sample_target(model: Model, source: str, seed: int, poll: Poll) -> str | None:
     """The source and the greedy target; None if the network's logits are not finite.
 
     The network's training mode is restored.
     """
     text = join_pieces(
-        stream_generate(network, tokenizer, source=source, max_tokens=SAMPLE_TOKENS, seed=seed, weights="loaded"), poll
+        stream_generate(model, source=source, max_tokens=SAMPLE_TOKENS, seed=seed, weights="loaded"), poll
     )
     return None if text is None else f"{source} -> {text}"
 
 
-def sample_reply(
-    network: Transformer, tokenizer: Tokenizer, question: str, seed: int, poll: Poll, template: ChatTemplate
-) -> str | None:
+def sample_reply(model: Model, question: str, seed: int, poll: Poll) -> str | None:
     """The question of a user and the assistant's answer, at temperature 0.8; None if the network's logits are not
     finite.
 
     The network's training mode is restored.
     """
     messages = [{"role": "user", "content": question}]
-    room = network.architecture.n_ctx - len(template.encode(messages, tokenizer))
+    room = model.architecture.n_ctx - len(required(model.chat_template).encode(messages, model.tokenizer))
     if room < 1:
         return f"user: {question}\nassistant: (no room for an answer in the context)"
     options = {"max_tokens": min(SAMPLE_TOKENS, room), "seed": seed, "weights": "loaded"}
-    with in_evaluation_mode(network):
-        text = join_pieces(stream_reply(network, tokenizer, template, messages, **options), poll)
+    with in_evaluation_mode(model.network):
+        text = join_pieces(stream_reply(model, messages, **options), poll)
     return None if text is None else f"user: {question}\nassistant: {text}"
 
 
 #: what writes the samples of a run, by its objective; a masked model writes none
-SAMPLERS: dict[str, Callable[..., str | None] | None] = {
+SAMPLERS: dict[str, Callable[[Model, str, int, Poll], str | None] | None] = {
     "masked": None,
     "source-target": sample_target,
     "chat": sample_reply,
 }
 
 
-def sampler_for(objective: str) -> Callable[..., str | None] | None:
+def sampler_for(objective: str) -> Callable[[Model, str, int, Poll], str | None] | None:
     """What writes samples during training with this objective."""
     return SAMPLERS.get(objective, sample_text)
 

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from pellucid.text.ids import IdTokenizer
 from pellucid.text.read.documents import Document, Documents
 from pellucid.text.tokenizers.tokenizer import Tokenizer, TokenizerError
 from pellucid.text.tokens.batches import lay_windows
+from pellucid.text_model import Model
 
 #: the default limit of logits in memory: 64 MiB in float32
 LOGITS_IN_MEMORY = 2**24
@@ -179,9 +180,18 @@ def _exp(nats: float) -> float:
     return math.exp(nats) if nats < 709 else math.inf
 
 
+class ScoringOptions(TypedDict, total=False):
+    """How a transformer scores a text; `score` describes each option and holds the defaults."""
+
+    prefix: str
+    source: str | None
+    start: Literal["separator", "none"]
+    stride: int | None
+    batch: int
+
+
 def score(
-    network: Transformer,
-    tokenizer: Tokenizer,
+    model: Model,
     text: str,
     *,
     prefix: str = "",
@@ -190,7 +200,7 @@ def score(
     stride: int | None = None,
     batch: int = 8,
 ) -> Score:
-    """How probable `text` is, after `prefix` if one is given (`score_continuation`).
+    """How probable `text` is, after `prefix` if one is given.
 
     start    separator: the separator is read first, as in training, so that the first token has a probability
              too, P(t_1 | <|endoftext|>); in its place what the model's own tokenizer puts before a text
@@ -200,69 +210,21 @@ def score(
     batch    how many windows are read at once
     source   the text for the encoder of an encoder-decoder; `text` is then a target
 
+    The border between prefix and text is that of lm-eval: white space at the end of the prefix is moved to the text;
+    both are encoded as one text, and what follows its first len(encode(prefix)) tokens is scored. encode(prefix) +
+    encode(text) would be another sequence, which training never saw. If a token crosses the border, the border moves
+    with it: `pieces` are the scored bytes. lm-eval reads no separator first: its numbers for a non-empty prefix are
+    those of start = "none". A network with attention.mask = prefix reads separator and prefix as its prefix.
+
     Raises ScoringError if there is nothing to score, as in an empty text.
     """
-    if prefix:
-        return score_continuation(
-            network, tokenizer, prefix, text, source=source, start=start, stride=stride, batch=batch
-        )
-    whole_text = EncodedText(text, tokenizer.encode(text))
-    return _score(network, tokenizer, whole_text, source=source, start=start, stride=stride, batch=batch)
-
-
-def score_continuation(
-    network: Transformer,
-    tokenizer: Tokenizer,
-    prefix: str,
-    continuation: str,
-    *,
-    source: str | None = None,
-    start: Literal["separator", "none"] = "separator",
-    stride: int | None = None,
-    batch: int = 8,
-) -> Score:
-    """How probable `continuation` is after `prefix`, with the same border between their tokens as in lm-eval.
-
-    White space at the end of the prefix is moved to the continuation; both are encoded as one text, and what follows
-    its first len(encode(prefix)) tokens is scored. encode(prefix) + encode(continuation) would be another sequence,
-    which training never saw. If a token crosses the border, the border moves with it: `pieces` are the scored bytes.
-    lm-eval reads no separator first: its numbers for a non-empty prefix are those of start = "none".
-
-    A network with attention.mask = prefix reads separator and prefix as its prefix.
-    """
-    stripped_prefix = prefix.rstrip()
-    full_text = prefix + continuation
-    ids, border = tokenizer.encode(full_text), len(tokenizer.encode(stripped_prefix))
-    if border >= len(ids):
+    network, tokenizer, continuation, text = model.network, model.tokenizer, text, prefix + text
+    ids, border = tokenizer.encode(text), len(tokenizer.encode(prefix.rstrip())) if prefix else 0
+    if prefix and border >= len(ids):
         raise ScoringError(
             f"the continuation {continuation!r} has no token of its own after this prefix: give a longer continuation, "
             "or score the two as one text"
         )
-    encoded = EncodedText(full_text, ids, border)
-    return _score(network, tokenizer, encoded, source=source, start=start, stride=stride, batch=batch)
-
-
-@dataclass(frozen=True)
-class EncodedText:
-    """A text, its ids, and the number of them at the beginning that are read but not scored."""
-
-    text: str
-    ids: Sequence[int]
-    border: int = 0
-
-
-def _score(
-    network: Transformer,
-    tokenizer: Tokenizer,
-    encoded: EncodedText,
-    *,
-    source: str | None,
-    start: str,
-    stride: int | None,
-    batch: int,
-) -> Score:
-    """Score the ids of a text from its border on."""
-    text, ids, border = encoded.text, encoded.ids, encoded.border
     if start not in ("separator", "none"):
         raise ScoringError(f"start = {start!r}: choose separator or none")
     lead: list[int] = []

@@ -14,8 +14,8 @@ from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import NO_TAPS, SequenceState, TapFactory
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.stopping import StopStrings
-from pellucid.model import Transformer
 from pellucid.text.tokenizers.tokenizer import Tokenizer
+from pellucid.text_model import Model
 
 #: the temperature of generated text unless another is given
 TEMPERATURE = 0.8
@@ -94,8 +94,7 @@ class GenerateOptions(DrawOptions, total=False):
 
 
 def generate(
-    network: Transformer,
-    tokenizer: Tokenizer,
+    model: Model,
     prompts: str | Sequence[str] = "",
     *,
     n: int = 1,
@@ -106,7 +105,7 @@ def generate(
 
     The options are those of `stream_generate`, which yields the same texts while they are generated.
     """
-    stream = stream_generate(network, tokenizer, prompts, n=n, taps=taps, **options)
+    stream = stream_generate(model, prompts, n=n, taps=taps, **options)
     finished = [piece for piece in stream if piece.result]
     # short texts are finished before long ones
     finished.sort(key=lambda piece: (piece.prompt, piece.sample))
@@ -114,8 +113,7 @@ def generate(
 
 
 def stream_generate(
-    network: Transformer,
-    tokenizer: Tokenizer,
+    model: Model,
     prompts: str | Sequence[str] = "",
     *,
     source: str | Sequence[str] | None = None,
@@ -158,6 +156,7 @@ def stream_generate(
     keeps its last n_ctx tokens, with one PromptCut warning. Options are checked at once, before the first piece is
     requested. Raises GenerationError.
     """
+    network, tokenizer = model.network, model.tokenizer
     sampling = sampling_of(draw, 0.0 if beams or source is not None else TEMPERATURE)
     check_numbers(n, beams, sampling, seed)
     stops = [stop] if isinstance(stop, str) else list(stop)

@@ -140,7 +140,7 @@ def generate_traced(
             "tensors are kept of one text, but beams or n generate several: generate first, then trace the result"
         )
     watch = GenerationTrace(model.network, edits, keep)
-    generated = generate(model.network, model.tokenizer, prompt, taps=watch, **options)[0]
+    generated = generate(model, prompt, taps=watch, **options)[0]
     return generated, watch.tensors()
 
 

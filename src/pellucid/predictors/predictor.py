@@ -132,7 +132,7 @@ class Predictor:
     def _score(self, text: str, prefix: str) -> Score:
         """The score of a text after a prefix.
 
-        The first token of the text is found as in `pellucid.generate.score_continuation`. Raises ScoringError where
+        The first token of the text is found as in `pellucid.generate.score`. Raises ScoringError where
         there is nothing to score, or maximum likelihood has no prediction for a token.
         """
         whole = prefix + text

@@ -1,8 +1,6 @@
 """Mixtures of a transformer and an n-gram that have the same tokenizer."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +15,7 @@ from pellucid.predictors.ngram import NGram
 from pellucid.predictors.options import PredictorError, plain_forward
 from pellucid.predictors.predictor import Predictor
 from pellucid.runs.run_dir import read_json
-from pellucid.text.tokenizers.tokenizer import Tokenizer
-
-#: of a model that is from no run and no folder
-NO_PROVENANCE: Mapping[str, Any] = {}
+from pellucid.text_model import Model
 
 
 class Windowed(nn.Module):
@@ -56,22 +51,23 @@ class Windowed(nn.Module):
         return score_tokens(self.transformer, ids)
 
 
-def mixed_with(
-    transformer: Transformer,
-    tokenizer: Tokenizer,
-    other: Predictor,
-    weight: float,
-    provenance: Mapping[str, Any] = NO_PROVENANCE,
-) -> Predictor:
-    """P(w|h) = weight P_transformer(w|h) + (1 - weight) P_counted(w|h)   (Bengio et al. 2003, section 4.2)
+def mixed_with(model: Model, other: Predictor | None = None, weight: float | None = None) -> Predictor:
+    """Mix with an n-gram: P(w|h) = weight P_transformer(w|h) + (1 - weight) P_counted(w|h)   (Bengio et al. 2003, 4.2)
 
-    other       an n-gram trained on the same tokens
-    provenance  the transformer's: the mixture has it, with `weight` and, as `mixed_with`, the n-gram's folder
+    other   an n-gram trained on the same tokens; without it, the one that the model's run holds
+            (`train(..., mix="auto")`)
+    weight  the model's share: 0.5 unless given, and for the n-gram of the run the share that was fitted
+
+    The provenance of the mixture is the model's, with `weight` and, as `mixed_with`, the n-gram's folder.
 
     Raises PredictorError for another predictor, another tokenizer, a transformer that does not predict the next token
-    from those before it, and a weight that is not between 0 and 1.
+    from those before it, and a weight that is not between 0 and 1; without `other`, where the model is from no run,
+    where the run holds no n-gram or its weight is not fitted yet, and where the weight was fitted for another
+    checkpoint; NGramError where the files of the n-gram are damaged.
     """
-    a = transformer.architecture
+    if other is None:
+        other, weight = _stored(model, weight)
+    a = model.architecture
     if not isinstance(other.network, Counted):
         kind = getattr(other, "kind", "transformer")
         raise PredictorError(f"a predictor of kind {kind} was given: expected an n-gram (--predictor ngram)")
@@ -80,27 +76,20 @@ def mixed_with(
             f"attention.mask = {a.attention.mask}{' with an encoder' if a.encoder else ''}: expected a transformer "
             "that predicts the next token from all before it"
         )
-    if tokenizer.ids_hash != other.tokenizer.ids_hash:
+    if model.tokenizer.ids_hash != other.tokenizer.ids_hash:
         raise PredictorError(
-            f"the transformer's tokenizer ({tokenizer.n_vocab:,} ids) is not the n-gram's "
+            f"the transformer's tokenizer ({model.tokenizer.n_vocab:,} ids) is not the n-gram's "
             f"({other.tokenizer.n_vocab:,}): count the n-gram with --tokenizer and the transformer's folder"
         )
-    mixture = NGramMixture(Windowed(transformer), other.network, weight)
-    about = {**provenance, "mixed_with": other.provenance.get("folder"), "weight": weight}
-    return Predictor(mixture, tokenizer, "mixture", about)
+    share = 0.5 if weight is None else weight
+    mixture = NGramMixture(Windowed(model.network), other.network, share)
+    about = {**model.provenance, "mixed_with": other.provenance.get("folder"), "weight": share}
+    return Predictor(mixture, model.tokenizer, "mixture", about)
 
 
-def mixed_with_stored(
-    transformer: Transformer, tokenizer: Tokenizer, provenance: Mapping[str, Any], weight: float | None = None
-) -> Predictor:
-    """The transformer mixed with the n-gram that its run holds, by the weight that was fitted unless one is given.
-
-    provenance  the folder of the run, and the step of its checkpoint
-
-    Raises PredictorError where the model is from no run, where the run holds no n-gram or its weight is not fitted yet,
-    and where the weight was fitted for another checkpoint; NGramError where the files of the n-gram are damaged.
-    """
-    run, step = Path(provenance.get("folder", "")), provenance.get("step")
+def _stored(model: Model, weight: float | None) -> tuple[Predictor, float]:
+    """The n-gram that the model's run holds, and the weight that was fitted unless one is given."""
+    run, step = Path(model.provenance.get("folder", "")), model.provenance.get("step")
     if step is None or not (run / "ngram").exists():
         what = "the model does not come from a run" if step is None else f"{run} holds no n-gram"
         raise PredictorError(
@@ -119,5 +108,4 @@ def mixed_with_stored(
                 f"step {step} was loaded: load the best checkpoint of the finished run, or give a share (--mix-weight)"
             )
         weight = float(fitted["weight"])
-    counted = Predictor(Counted(NGram.load(run / "ngram")), tokenizer, "ngram", dict(provenance))
-    return mixed_with(transformer, tokenizer, counted, weight, provenance)
+    return Predictor(Counted(NGram.load(run / "ngram")), model.tokenizer, "ngram", dict(model.provenance)), weight

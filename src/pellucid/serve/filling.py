@@ -15,6 +15,7 @@ from pellucid.serve.generation import TooLargeError
 from pellucid.serve.protocol import MAX_PROMPTS, Body
 from pellucid.serve.served import ServedModel
 from pellucid.serve.threads import in_thread
+from pellucid.text_model import Model
 
 MAX_TOP = 1000
 
@@ -54,9 +55,9 @@ def fill_steps(model: ServedModel, texts: Sequence[str], top: int) -> Iterator[l
     network = model.engine.network
     if not isinstance(network, Transformer):
         raise ValueError("this model cannot fill blanks: serve one that was trained with --objective masked")
-    filled = []
+    reader, filled = Model(network, model.tokenizer), []
     for index, text in enumerate(texts):
-        blanks = [asdict(blank) for blank in fill(network, model.tokenizer, text, top=top)]
+        blanks = [asdict(blank) for blank in fill(reader, text, top=top)]
         filled.append({"index": index, "blanks": blanks})
         yield None
     yield filled

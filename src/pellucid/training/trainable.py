@@ -29,6 +29,7 @@ from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens, describe_difference
+from pellucid.text_model import Model
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training.build import (
     ChooseSizes,
@@ -57,7 +58,7 @@ from pellucid.trust import Trust
 
 #: writes a sample after a prompt by a seed, or gives None where the network's logits are not finite; its last argument
 #: is called with the number of tokens written, and how many there will be; of conversations it gets the template too
-Sampler = Callable[..., str | None]
+Sampler = Callable[[Model, str, int, Callable[[int, int], object]], str | None]
 #: what is measured before the first step of a run: lines to print, and JSON files for its folder
 PreRunChecks = Callable[
     [Recipe, Tokens | PairTokens | ConversationTokens, Callable[[], None]], tuple[list[str], dict[str, Any]]
@@ -273,8 +274,6 @@ class TransformerTrainable(TextTrainable[Recipe]):
 
     def sample(self, seed: int, phase: Phase) -> str | None:
         assert self.sampler is not None
-        prompt = self.recipe.train.sample_prompt
-        tokenizer = as_trained(self.tokenizer, self.recipe)
-        if isinstance(self.tokens, ConversationTokens):
-            return self.sampler(self.network, tokenizer, prompt, seed, phase, self.tokens.template)
-        return self.sampler(self.network, tokenizer, prompt, seed, phase)
+        template = self.tokens.template if isinstance(self.tokens, ConversationTokens) else None
+        model = Model(self.network, as_trained(self.tokenizer, self.recipe), chat_template=template)
+        return self.sampler(model, self.recipe.train.sample_prompt, seed, phase)
