@@ -222,7 +222,7 @@ def table(run: Run) -> list[str]:
     if results is None or run.held_out_loss is None or run.bits_per_byte is None:
         return []
     row = last_evaluation(read_metrics(run.path / "metrics.jsonl"))
-    part = part_measured(row, run.recipe.train.evaluate_tokens, results.n_held_out)
+    part = part_measured(row)
     name = f"this model, step {run.step:,}" + (f" (first {part:,} tokens)" if part else "")
     rows = [*results.predictors, Baseline(name, run.held_out_loss, run.bits_per_byte)]
     return [*rows_of("held-out text", rows), verdict(results, run.bits_per_byte, part)]

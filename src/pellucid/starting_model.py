@@ -2,8 +2,8 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +13,6 @@ from pellucid.architecture import Architecture
 from pellucid.hub.families import parameter_shapes
 from pellucid.hub.folder import Folder, LoadWarning
 from pellucid.hub.open import checked_parameters, find_folder, open_folder
-from pellucid.hub.peft import MergedTensors
 from pellucid.hub.shards import RELEASED_AFTER
 from pellucid.model.weights import (
     StoredWeights,
@@ -167,19 +166,12 @@ def base_weights(recipe: Recipe, trust: Trust = False) -> StoredWeights:
     )
     try:
         if (path / "recipe.json").exists():
-            readings = iter([run_weights(path, recipe.record.base.checkpoint, trust)[0]])
+            weights = run_weights(path, recipe.record.base.checkpoint, trust)[0]
         else:
-            readings = _readings(open_folder(path, trust=trust))
-        weights = next((weights for weights in readings if fingerprint(weights) == recipe.record.base.sha256), None)
+            weights = folder_weights(open_folder(path, trust=trust))
+        is_same = fingerprint(weights) == recipe.record.base.sha256
     except ValueError as error:
         raise RecipeError(f"the model that {what} cannot be read: {error}") from None
-    if weights is None:
+    if not is_same:
         raise RecipeError(f"{path} holds other weights than those that {what}: put that model back")
     return WithNewRows(weights, recipe.model.n_vocab, recipe.record.new_ids) if recipe.record.new_ids else weights
-
-
-def _readings(folder: Folder) -> Iterator[StoredWeights]:
-    """The weights of an open folder, and those of an adapter as the runs of earlier versions read them, too."""
-    yield folder_weights(folder)
-    if isinstance(folder.shards, MergedTensors):
-        yield folder_weights(replace(folder, shards=folder.shards.as_rounded()))

@@ -275,10 +275,6 @@ def resume_transformer(
     moved = parse_value("text.held_out_files", moved, tuple[str, ...])
     if moved:
         changes["text.held_out_files"] = recipe.text.held_out_files  # wherever they lie now
-    field = recipe.text.field
-    if not field and recipe.train.objective not in ("chat", "source-target"):
-        # rows that look like conversations are refused without a field, which runs of earlier versions do not name
-        field = changes.pop("text.field", "")
     # the layout of the processes changes nothing that is computed: it is asked for, kept, or chosen anew
     asked = overlay(replace(recipe, parallel=ParallelOptions()), preset, changes, start, processes.n)
     of_base = [name for name in OF_TOKENIZER if recipe.record.base and name in changes]
@@ -296,7 +292,7 @@ def resume_transformer(
     moved_recipe = recipe.with_inputs(inputs, moved)
     keeps_layout = asked.parallel == ParallelOptions() and recipe.parallel.n_processes == processes.n
     layout = recipe.parallel if keeps_layout else asked.parallel
-    moved_recipe = replace(moved_recipe, text=replace(moved_recipe.text, field=field), parallel=layout)
+    moved_recipe = replace(moved_recipe, parallel=layout)
     moved_recipe = with_train(moved_recipe, track=asked.train.track)
     words = {n: getattr(asked.train, n) for n in OF_MACHINE}
     words |= {n: value for n in OF_RECORD if (value := getattr(asked.train, n)) != getattr(recipe.train, n)}

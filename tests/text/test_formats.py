@@ -309,14 +309,8 @@ def test_names_of_fields_can_be_printed_and_are_short(tmp_path):
     source.other_fields.encode()
 
 
-def test_bars_separate_columns_and_have_tokens_of_their_own(tmp_path):
-    """Earlier versions read one column, whose tokens may still be kept."""
-    path = put(tmp_path, "a.csv", table(TEXTS, "|"))
-    assert texts_of(path) == TEXTS
-    source = read_corpus(path).sources[0]
-    assert source.key == ("a.csv", source.sha256, "|")
-    commas = read_corpus(put(tmp_path, "b.csv", table(TEXTS))).sources[0]
-    assert commas.key == ("b.csv", commas.sha256)
+def test_bars_separate_columns(tmp_path):
+    assert texts_of(put(tmp_path, "a.csv", table(TEXTS, "|"))) == TEXTS
 
 
 # What is broken ---------------------------------------------------------------------------------

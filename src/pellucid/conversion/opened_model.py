@@ -18,7 +18,7 @@ from pellucid.model import Transformer
 from pellucid.model.weights import state_of
 from pellucid.model_names import FolderError, check_checkpoint, is_local
 from pellucid.runs.checkpoint import metrics_path
-from pellucid.runs.metrics import last_evaluation, part_measured, predicted_tokens, read_metrics
+from pellucid.runs.metrics import last_evaluation, part_measured, read_metrics
 from pellucid.runs.run_dir import MACHINE, read_data, read_json
 from pellucid.starting_model import base_weights
 from pellucid.text.chat_template import ChatTemplate, read_chat_template
@@ -88,12 +88,12 @@ def read_model(
     state = state_of(network)
     about = {"source": f"{path.name}, step {step}", "data": read_data(path)}
     base, written = run_recipe.record.base, run_recipe.to_dict()
-    about["recipe"] = recipe = {**written["options"], **written["record"]}
+    about["recipe"] = {**written["options"], **written["record"]}
     if run_recipe.adapt.rank and base:
         about |= base_on_card(base.path)
     rows = read_metrics(metrics_path(path, checkpoint, step))
     about["losses"] = losses_of(rows, step)
-    about["part_measured"] = part_of_losses(rows, step, recipe, about["data"])
+    about["part_measured"] = part_of_losses(rows, step)
     about["training"] = training_of(path, rows, step)
     template, notes = read_chat_template(path), notes_on_base(base, trust)
     return OpenedModel(network.architecture, tokenizer, lambda: iter(state.items()), None, about, path, template, notes)
@@ -141,11 +141,9 @@ def losses_of(rows: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any]:
     return losses
 
 
-def part_of_losses(rows: Sequence[Mapping[str, Any]], step: int, recipe: dict[str, Any], data: dict[str, Any]) -> int:
+def part_of_losses(rows: Sequence[Mapping[str, Any]], step: int) -> int:
     """How many held-out tokens the held-out loss of `losses_of` is over, 0 where it is over all of them."""
-    known = predicted_tokens(data, "held_out")
-    before = [row for row in rows if row["step"] <= step]
-    return part_measured(last_evaluation(before), recipe["train"].get("evaluate_tokens", 0), known)
+    return part_measured(last_evaluation([row for row in rows if row["step"] <= step]))
 
 
 def training_of(run: Path, rows: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any]:

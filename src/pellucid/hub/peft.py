@@ -5,14 +5,13 @@ joins several of ours (query, key and value in GPT-2's c_attn), their A is ours 
 diagonal: the same product, of a higher rank.
 """
 
-import copy
 import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -228,13 +227,11 @@ def _number_for(folder: Path, config: Mapping[str, Any], module: str, name: str,
 class MergedTensors(Mapping[str, Tensor]):
     """Tensors of a model's files, with changes added to some of them when they are looked up.
 
-    All of them have the precision of the files or float32, whichever is finer; with `is_rounded` that of the files.
+    All of them have the precision of the files or float32, whichever is finer.
     The names of the files or of the adapter may lack the prefix of the family, None for our names, and one of them may
     still have what `Family.renames` lists. Raises FolderError for a change of an unknown module, or of other weights
     than those of the files.
     """
-
-    is_rounded = False
 
     def __init__(
         self,
@@ -280,14 +277,7 @@ class MergedTensors(Mapping[str, Tensor]):
             return tensor
         # all in one precision, so that what is written of them keeps the changes and has one too
         finer = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-        total = self.changes[name].added_to(finer) if name in self.changes else finer
-        return total.to(tensor.dtype) if self.is_rounded else total
-
-    def as_rounded(self) -> Self:
-        """The same as earlier versions merged it: every tensor rounded to the precision of the files."""
-        rounded = copy.copy(self)
-        rounded.is_rounded = True
-        return rounded
+        return self.changes[name].added_to(finer) if name in self.changes else finer
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)

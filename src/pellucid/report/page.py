@@ -80,7 +80,7 @@ def _result(run: Contents, last: Mapping[str, Any]) -> str:
     """The last held-out loss, and that of the best checkpoint if it is lower."""
     if not last:
         return ""
-    part = _part_measured(run, last)
+    part = part_measured(last)
     text = f"the first {part:,} held-out tokens" if part else "held-out text"
     big = (
         f'<p class="big"><b>{last["bits_per_byte"]:.3f}</b> bits per byte of {text}'
@@ -127,11 +127,6 @@ def _last(run: Contents) -> Mapping[str, Any]:
     return last_evaluation(run.rows)
 
 
-def _part_measured(run: Contents, evaluation: Mapping[str, Any]) -> int:
-    """How many held-out tokens an evaluation read, 0 where it read all of them."""
-    return part_measured(evaluation, run.recipe.train.evaluate_tokens, predicted_tokens(run.data, "held_out"))
-
-
 def _warnings(run: Contents) -> str:
     said = [
         *run.damages,
@@ -160,7 +155,7 @@ def _measured(run: Contents, step: float) -> tuple[str, str, str]:
     """The names of the two held-out measurements, the larger of which is that of `step`, and a sentence about them."""
     row = next(row for row in run.rows if row["step"] == step and row.get("held_out_loss"))
     read, known = run.recipe.train.evaluate_tokens, predicted_tokens(run.data, "held_out")
-    part = _part_measured(run, row)
+    part = part_measured(row)
     # the tokens that are read of pairs and conversations are not only those that are predicted
     of = f" of the {known:,}" if known and not run.recipe.record.tokens_per_row else ""
     everything = f"all of it, {known:,} tokens" if known else "all of it"
@@ -173,7 +168,7 @@ def _baselines(run: Contents) -> str:
     results, last = run.baselines, _last(run)
     if results is None:
         return ""
-    part = _part_measured(run, last)
+    part = part_measured(last)
     name = f"this model, first {part:,} tokens" if part else "this model"
     rows = [(p.name, p.bits_per_byte, "") for p in results.predictors]
     rows += [(name, last["bits_per_byte"], " mine")] if last else []

@@ -95,18 +95,9 @@ def predicted_tokens(data: Mapping[str, Any], part: str) -> int:
     return next((counts[name] for name in ("answer_tokens", "tokens", "target_tokens") if name in counts), 0)
 
 
-def part_measured(row: Mapping[str, Any], evaluate_tokens: int, n_held_out: int) -> int:
-    """How many held-out tokens an evaluation read, from the first on; 0 where it read all of them.
-
-    evaluate_tokens  the tokens that an evaluation during training reads
-    n_held_out       the held-out tokens of the run, 0 where their number is not known
-    """
-    if row.get("cut"):  # the time of the run was over
-        return row["cut"]
-    if "read" in row:
-        return row["read"]
-    # earlier versions did not write how many tokens an evaluation during training read
-    return 0 if row.get("whole", True) or evaluate_tokens >= n_held_out else evaluate_tokens
+def part_measured(row: Mapping[str, Any]) -> int:
+    """How many held-out tokens an evaluation read, from the first on; 0 where it read all of them."""
+    return row.get("cut") or row.get("read", 0)  # cut where the time of the run was over
 
 
 class MetricsFile:

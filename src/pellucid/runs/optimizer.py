@@ -55,7 +55,7 @@ class Optimizer:
         for n, p in named:
             of[optimizer_of(n, p, word)].append((n, p))
         # a step keeps 1 - rate x decay of a number, 0 at least, since numbers would else change their signs, and grow;
-        # `check_rates` refuses such a run, but its steps are timed before, and earlier versions did not refuse it
+        # `check_rates` refuses such a run, but its steps are timed before
         matrix_decay, muon_decay = min(weight_decay, 1 / learning_rate), min(weight_decay, 1 / muon_learning_rate)
         rest, hidden = [p for _, p in of["adamw"]], [p for _, p in of["muon"]]
         groups = [

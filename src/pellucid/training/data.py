@@ -99,11 +99,8 @@ class MaskedData(TokenData):
         if tokenizer.mask is None:
             raise RecipeError(f"train.objective = masked hides tokens, and the tokenizer has no {MASK} to put there")
         self.mask_id, self.mask_share = tokenizer.mask, recipe.train.mask_share
-        special = list(tokenizer.special.values())
-        # all ids before a mask that is last, as in our own tokenizers: earlier runs resume as they would have
-        is_last, ids = tokenizer.mask == tokenizer.n_vocab - 1, np.arange(tokenizer.n_vocab)
         #: what a hidden token may be replaced with at random
-        self.plain_ids = ids[:-1] if is_last else np.setdiff1d(ids, special)
+        self.plain_ids = np.setdiff1d(np.arange(tokenizer.n_vocab), list(tokenizer.special.values()))
 
     def at(self, step: int, micro: int, of: int) -> MicroBatch:
         tokens = self.batches.at(step, micro, of).inputs

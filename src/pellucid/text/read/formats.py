@@ -191,7 +191,7 @@ def _read_table(file: BinaryIO, origin: Origin, separators: str) -> FileDocument
                 )
             yield iter([piece_of(row[column].encode("utf-8", "surrogateescape"))])
         others = tuple(name for name in header if name != header[column])
-        return ChosenField(header[column], others, separator if separator == "|" else "")
+        return ChosenField(header[column], others)
     except csv.Error as error:
         raise DocumentError(f"{origin.name}, line {rows.line_num}: not a table ({error})") from None
 

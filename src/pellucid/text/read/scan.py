@@ -153,7 +153,6 @@ class Source:
     halves            how many halves of characters, escaped in JSON, became U+FFFD; `first_half` is the row, or
     the document, of the first
     field             the field or column that was read; `other_fields` lists the others where most rows have no text
-    separator         what separates a table's columns, where earlier versions read them as one
     end_marks         how often the documents hold the characters of SEPARATOR
     divisions         how often documents were divided at `ReadOptions.split_at`
     encoding          the encoding, if it is neither UTF-8 nor given by a byte order mark
@@ -174,17 +173,13 @@ class Source:
     first_half: str = ""
     field: str = ""
     other_fields: str = ""
-    separator: str = ""
     end_marks: int = 0
     divisions: int = 0
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The file's name, its content hash, and how it is used and read where that is not the rule: what decides its
-        tokens.
-        """
-        special = (*(["held out"] if self.held_out else []), *([self.separator] if self.separator else []))
-        return (self.path, self.sha256, *special)
+        """The file's name, its content hash, and whether it is held out: what decides its tokens."""
+        return (self.path, self.sha256, *(["held out"] if self.held_out else []))
 
 
 class FileToScan(NamedTuple):
@@ -354,7 +349,7 @@ def _count(origin: Origin, file: BinaryIO) -> tuple[dict[str, Any], Documents]:
         else:
             empty += 1
     documents = Documents([origin], np.frombuffer(content, ROW), list(scripts))
-    name, others, separator, divisions = rows.field
+    name, others, divisions = rows.field
     counts = {
         "empty": empty,
         "replaced": replaced,
@@ -363,7 +358,6 @@ def _count(origin: Origin, file: BinaryIO) -> tuple[dict[str, Any], Documents]:
         "first_half": first_half,
         "field": _shown(name),
         "other_fields": listed(map(_shown, others)) if others and empty > len(documents) else "",
-        "separator": separator,
         "end_marks": end_marks,
         "divisions": divisions,
     }

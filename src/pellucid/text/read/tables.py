@@ -19,13 +19,11 @@ ROWS_TOGETHER = 256
 class ChosenField(NamedTuple):
     """The field or column that was read as the text, "" where rows are strings, and the others that may hold text.
 
-    `separator` is what stands between the columns where earlier versions read them as one, and `divisions` how often
-    documents were divided at `ReadOptions.split_at`.
+    `divisions` is how often documents were divided at `ReadOptions.split_at`.
     """
 
     name: str
     others: tuple[str, ...] = ()
-    separator: str = ""
     divisions: int = 0
 
 

@@ -162,7 +162,9 @@ class Tokens:
                 f"{tokenizer.kind} tokenizer {tokenizer.hash[:12]}: prepare the tokens again"
             )
         parts = {name: _open_part(folder, name, part, made_by) for name, part in manifest["parts"].items()}
-        return cls(folder, manifest, parts)
+        tokens = cls(folder, manifest, parts)
+        _ = tokens.checksums  # a manifest without one of them is damaged
+        return tokens
 
     def part(self, name: str) -> Part:
         """The part called `name`: train or held_out."""
@@ -176,16 +178,13 @@ class Tokens:
 
     @property
     def checksums(self) -> dict[str, str]:
-        """The SHA-256 of each file by its name; folders of earlier versions have none for where documents start."""
+        """The SHA-256 of each file by its name."""
         parts = self.manifest["parts"].values()
         shards = {shard["file"]: shard["sha256"] for part in parts for shard in part["shards"]}
         arrays = {
-            part[f"{what}_file"]: part.get(f"{what}_sha256")
-            for part in parts
-            for what in ARRAYS
-            if f"{what}_file" in part
+            part[f"{what}_file"]: part[f"{what}_sha256"] for part in parts for what in ARRAYS if f"{what}_file" in part
         }
-        return shards | {name: digest for name, digest in arrays.items() if digest is not None}
+        return shards | arrays
 
     def verify(self, progress: Callable | None = None) -> None:
         """Read every file and compare its SHA-256 with the manifest. Raises TokensError that names a file that
@@ -243,7 +242,7 @@ def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 
 def _other_counts(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """A line where the same files have other tokens, as where an earlier version read them in another way."""
+    """A line where the same files have other tokens, as where another version read them in another way."""
     for name, part in new.items():
         before = old.get(name, {})
         for what in part:
