@@ -1,8 +1,9 @@
 """What size of model a text and a time want: runs over many sizes, and the chosen one beside its neighbours.
 
-    python -m benchmarks.sizing grid  --results grid.jsonl  --data FOLDER
-    python -m benchmarks.sizing fit   --results grid.jsonl  --data FOLDER
-    python -m benchmarks.sizing check --results check.jsonl --data FOLDER
+    python -m benchmarks.sizing grid       --results grid.jsonl       --data FOLDER
+    python -m benchmarks.sizing fit        --results grid.jsonl       --data FOLDER
+    python -m benchmarks.sizing check      --results check.jsonl      --data FOLDER
+    python -m benchmarks.sizing characters --results characters.jsonl --data FOLDER
 
 A run has the steps that its seconds of one core pay for by the cost in `pellucid.plan.sizing`, so what it reaches does
 not depend on what else the machine does, and two runs go on side by side, a thread each. What stands in the results'
@@ -49,7 +50,9 @@ WITH_DROPOUT = 1.2
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: a text, seconds of one core, and a size; `steps` where they are not what the seconds pay for."""
+    """One run: a text, seconds of one core, and a size. `steps` are given where they are not what the seconds pay for,
+    and the seconds are 0 where nothing else is given.
+    """
 
     corpus: str
     seconds: float
@@ -65,7 +68,7 @@ class Cell:
     @property
     def key(self) -> str:
         """What tells it from the others."""
-        return json.dumps({n: v for n, v in asdict(self).items() if n != "steps"}, sort_keys=True)
+        return json.dumps({n: v for n, v in asdict(self).items() if n != "steps" or not self.seconds}, sort_keys=True)
 
     @property
     def size(self) -> sizing.Size:
@@ -159,12 +162,23 @@ GRID = {
     480: [(1024, 192, 3, 16), (2048, 192, 4, 16), (2048, 256, 4, 16), (4096, 192, 4, 16), (2048, 128, 4, 16)],
 }
 GRID_TEXTS = ("books", "shakespeare", "udhr")
+#: widths and layers of networks that read tiny Shakespeare by characters for so many steps of 16 sequences
+BY_CHARACTERS = {
+    400: [(64, 2), (96, 2), (128, 2), (64, 4), (96, 4), (128, 4)],
+    1500: [(64, 2), (96, 2), (128, 2), (64, 4), (128, 4)],
+}
 
 
 def grid() -> Iterator[Cell]:
     """The runs that the constants come from."""
     for seconds, text in itertools.product(GRID, GRID_TEXTS):
         yield from (Cell(text, seconds, v, d, n, batch) for v, d, n, batch in GRID[seconds])
+
+
+def characters() -> Iterator[Cell]:
+    """The runs by characters, whose capacity has constants of its own."""
+    for steps, sizes in BY_CHARACTERS.items():
+        yield from (Cell("shakespeare", 0, 128, d, n, steps=steps, tokenizer="char") for d, n in sizes)
 
 
 def neighbours(corpus: str, text: str, seconds: float) -> list[Cell]:
@@ -326,7 +340,7 @@ def verdicts(groups: Sequence[Sequence[dict[str, Any]]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("grid", "fit", "check"))
+    parser.add_argument("what", choices=("grid", "fit", "check", "characters"))
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=2)
@@ -335,8 +349,9 @@ def main() -> None:
     if given.what == "fit":
         print(json.dumps(fit(list(read(given.results).values()), given.data), indent=1))
         return
-    if given.what == "grid":
-        table(make(list(grid()), given.results, given.data, given.workers))
+    if given.what in ("grid", "characters"):
+        cells = list(grid() if given.what == "grid" else characters())
+        table(make(cells, given.results, given.data, given.workers))
         return
     texts = {name: CORPORA[name](given.data) for name in CHECKED}
     groups = [neighbours(name, text, seconds) for name, text in texts.items() for seconds in CHECKED_AT]

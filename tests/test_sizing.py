@@ -135,6 +135,10 @@ def test_more_weights_steps_or_text_rank_better(steps, epochs):
     size = Size(1024, 128, 4, 16, steps=steps, epochs=epochs)
     n = Text(10**6)
     assert expected(replace(size, d_model=192), n) < expected(size, n)
+    of_tokens, of_characters = (
+        expected(size, n, by) - expected(replace(size, d_model=192), n, by) for by in (False, True)
+    )
+    assert of_characters > of_tokens  # which are worth more weights
     assert expected(replace(size, steps=2 * steps), n) < expected(size, n)
     assert expected(replace(size, epochs=1.5 * epochs), n) < expected(size, n)
     assert expected(size, Text(2 * 10**6)) < expected(size, n) < expected(size, Text(10**6, 2.0))

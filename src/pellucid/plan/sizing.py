@@ -41,6 +41,9 @@ class Constants:
     """too few weights: capacity variety (12 n_layers^depth d_model^2 / 10^5)^-capacity_power"""
     depth: float = 0.49
     capacity_power: float = 0.202
+    capacity_of_characters: float = 0.6
+    """the same where the text is read by characters or bytes: what rows of embeddings know of tokens, layers compute"""
+    depth_of_characters: float = 1.25
     data: float = 0.78
     """too little text: data variety (characters read / 10^6)^-data_power"""
     data_power: float = 0.169
@@ -198,17 +201,18 @@ def fit_to_time(size: Size, text: Text, recipe: Recipe, seconds: float, scale: t
     per_step, n_tokens = seconds_of(size, scale), text.n_characters / each
     steps = max(1, min(int(seconds / per_step), int(FITTED.most_epochs * n_tokens / size.tokens)))
     timed = replace(size, seconds=per_step, steps=steps, epochs=steps * size.tokens / n_tokens)
-    return replace(timed, expected=expected(timed, text))
+    return replace(timed, expected=expected(timed, text, by_character))
 
 
-def expected(size: Size, text: Text) -> float:
+def expected(size: Size, text: Text, by_character: bool = False) -> float:
     """The quantity that ranks sizes: bits per character above the least that a text allows, what `Constants` says of
     weights, text and steps added up. Characters of later epochs count less (Muennighoff et al. 2023).
     """
     k, again = FITTED, max(size.epochs - 1, 0.0)
     read = text.n_characters * (min(size.epochs, 1.0) + k.repeats_worth * (1 - math.exp(-again / k.repeats_worth)))
     steps = size.steps * size.tokens / STEP_TOKENS
-    weights = k.capacity * (12 * size.n_layers**k.depth * size.d_model**2 / 1e5) ** -k.capacity_power
+    capacity, depth = (k.capacity_of_characters, k.depth_of_characters) if by_character else (k.capacity, k.depth)
+    weights = capacity * (12 * size.n_layers**depth * size.d_model**2 / 1e5) ** -k.capacity_power
     data = k.data * (read / 1e6) ** -k.data_power
     return text.variety * (weights + data) + k.steps * steps**-k.steps_power + k.start * (steps / 150) ** -2
 
