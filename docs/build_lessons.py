@@ -28,10 +28,9 @@ from pellucid import edits  # noqa: E402
 from pellucid.architecture import MLP, Architecture, Attention, Positions  # noqa: E402
 from pellucid.language_model import LanguageModel  # noqa: E402
 from pellucid.lens.analysis.heads import detect_heads, repeated_tokens  # noqa: E402
-from pellucid.lens.show.experiments import matrix_panel  # noqa: E402
 from pellucid.lens.show.figure import Figure  # noqa: E402
 from pellucid.lens.show.pages import inspect_page, show  # noqa: E402
-from pellucid.lens.show.panels import Panel, bars_panel  # noqa: E402
+from pellucid.lens.show.panels import Panel, bars_panel, matrix_panel  # noqa: E402
 from pellucid.lens.trace import Trace  # noqa: E402
 from pellucid.model import Transformer  # noqa: E402
 from pellucid.model.weights import initialise  # noqa: E402
@@ -300,7 +299,7 @@ def ngrams() -> Figure:
         list(rows),
         columns,
         " at ",
-    ) | {"ramp": "amount", "low": 0.0, "high": float(values.max())}
+    ) | {"ramp": "amount", "high": float(values.max())}
     n_parameters = sum(p.numel() for p in model.network.parameters())
     begin = words(
         "An n-gram counts: it predicts the next character from how often each one followed the last n - 1 characters "

@@ -1,8 +1,11 @@
-"""Running drawn networks: inputs of every kind, and encoder-decoders made of the drawn words."""
+"""Running drawn networks: inputs of every kind, encoder-decoders made of the drawn words, and what answers hold."""
 
+import base64
+import io
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
@@ -43,3 +46,9 @@ def source_tokens(a: Architecture, batch: int) -> torch.Tensor:
     """What `call` has an encoder read [batch, 3]."""
     assert a.encoder is not None
     return draw_tokens(a.encoder, batch, 3, seed=7)
+
+
+def arrays_of(answer: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The arrays of an answer, or of a panel of a saved page, by name."""
+    files = {name: io.BytesIO(base64.b64decode(text)) for name, text in answer["arrays"].items()}
+    return {name: torch.from_numpy(np.load(file)) for name, file in files.items()}

@@ -1,19 +1,17 @@
 """Every example runs and shows what it says; those that train are slow: make test-slow."""
 
 import ast
-import base64
-import gzip
 import importlib
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from pellucid.reference.images import embed_patches, patchify, vision_parameters
+from running import arrays_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HELPERS = {"svg", "character_model", "sparse"}
@@ -71,21 +69,15 @@ def test_anna_and_bikram_in_the_inspector(tmp_path: Path):
     figure = anna.page(anna.hand_built())
     panels = {panel["kind"]: panel for panel in figure.panels}
     assert figure.tokens == [anna.VOCABULARY[i] for i in anna.QUESTION]
-    assert figure.words[panels["attribution"]["target"][-1]] == "Wednesday"
-    pattern, parts = unpacked(panels["attention"]["layers"][0]), panels["attribution"]["labels"]
+    assert panels["attribution"]["target"][-1] == "Wednesday"
+    pattern, parts = arrays_of(panels["attention"])["tiles"][0], panels["attribution"]["labels"]
     assert pattern[0, 2].tolist() == [255, 0, 0]
-    assert figure.words[unpacked(panels["tokens"]["top"])[2, 0]] == "Wednesday"
-    shares = dict(zip(parts, unpacked(panels["attribution"]["values"])[:, 2].tolist(), strict=True))
-    assert max(shares, key=lambda part: shares[part]) == "mlp 0"
-    assert abs(shares["head 0.0"]) < 1e-6
+    assert panels["tokens"]["top"][2][0]["text"] == "Wednesday"
+    shares = dict(zip(parts, arrays_of(panels["attribution"])["values"][:, 2].tolist(), strict=True))
+    assert max(shares, key=lambda part: shares[part]) == "blocks.0.mlp_out"
+    assert abs(shares["blocks.0.attn.head.0"]) < 1e-6
     page = figure.save(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Anna was born on Tuesday." in page
-
-
-def unpacked(packed: dict[str, Any]) -> np.ndarray:
-    """The numbers that a panel of a page holds."""
-    raw = gzip.decompress(base64.b64decode(packed["gzip"]))
-    return np.frombuffer(raw, packed["type"]).reshape(packed["shape"])
 
 
 @pytest.mark.item("S2-4-g", "S2-4-h", "S2-4-j")

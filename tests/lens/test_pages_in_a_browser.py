@@ -1,12 +1,8 @@
 """The page about a prompt as somebody uses it: what is chosen is in sight, on a wide screen and on a telephone."""
 
-import html
-import json
-import re
-import subprocess
-
 import pytest
 import torch
+from tests.browsing import running_browser
 from tests.some_cases import one_in
 
 from drawing import make_network
@@ -18,55 +14,53 @@ from running import draw_tokens
 
 #: a desktop and a telephone, in CSS pixels
 SIZES = {"wide": (1280, 800), "narrow": (390, 844)}
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-FLAGS += ["--disable-component-update", "--disable-sync", "--virtual-time-budget=6000", "--window-size=1300,1000"]
-#: a frame of the size, in which the page runs and from which it reports
-FRAME = """<!doctype html><pre id="result"></pre><iframe src="page.html" width="{}" height="{}"></iframe>
-<script>addEventListener("message", (e) => {{ document.getElementById("result").textContent = e.data; }});</script>"""
-#: no frame is painted here, so the next one comes at once
-AT_ONCE = "<script>window.requestAnimationFrame = (f) => setTimeout(f, 0);</script>"
-DRIVER = """<script>(async () => {
+#: statements that run in the page, and what they use
+DRIVER = """async () => {
   const wait = (ms) => new Promise((done) => setTimeout(done, ms)), box = (e) => {
     const { top, bottom, left, right } = e.getBoundingClientRect();
     return { top, bottom, left, right };
   };
   const section = (name) => document.querySelector(`section[aria-label="${name}"]`);
-  while (!document.documentElement.dataset.ready) await wait(20);
-  let result;
-  try { result = await (async () => { %s })(); } catch (error) { result = { error: String(error) }; }
-  parent.postMessage(JSON.stringify(result), "*");
-})();</script>"""
+  await wait(100);
+  %s
+}"""
 
 
 @pytest.fixture(scope="module")
-def page():
+def browser(needs_browser):
+    with running_browser(needs_browser) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
     """Twelve blocks of twelve heads, on 60 tokens."""
     a = Architecture(n_vocab=97, n_ctx=64, d_model=24, n_layers=12).with_fields({"n_heads": 12})
     network = make_network(a, dtype=torch.float32)
-    return inspect_page(trace(of_ids(network), draw_tokens(a, 1, 60))).html
+    figure = inspect_page(trace(of_ids(network), draw_tokens(a, 1, 60)))
+    return figure.save(tmp_path_factory.mktemp("page") / "page.html")
 
 
 @pytest.fixture
-def ask(needs_browser, page, tmp_path):
+def ask(browser, path):
     """Run statements in the page, on a screen of a size, and return what they return."""
+    opened = []
 
     def run(size, script):
-        driven = page.replace("<body>", f"<body>{AT_ONCE}").replace("</body>", f"{DRIVER % script}</body>")
-        (tmp_path / "page.html").write_text(driven, encoding="utf-8")
-        (tmp_path / "frame.html").write_text(FRAME.format(*SIZES[size]), encoding="utf-8")
-        command = [
-            needs_browser,
-            *FLAGS,
-            "--dump-dom",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            str(tmp_path / "frame.html"),
-        ]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-        found = json.loads(html.unescape(re.search(r'<pre id="result">(.*?)</pre>', shown, re.S)[1]))
-        assert "error" not in found, found
+        width, height = SIZES[size]
+        tab = browser.new_page(viewport={"width": width, "height": height})
+        opened.append(tab)
+        complaints = []
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.goto(path.as_uri())
+        tab.wait_for_selector("html[data-ready]")
+        found = tab.evaluate(DRIVER % script)
+        assert not complaints
         return found
 
-    return run
+    yield run
+    for tab in opened:
+        tab.close()
 
 
 @pytest.mark.slow
@@ -76,18 +70,22 @@ def test_a_chosen_head_is_in_sight_where_it_was_pressed(ask, size):
     found = ask(
         size,
         """
-        const thumbs = document.querySelectorAll(".thumb"), head = thumbs[11 * 12 + 11], before = [];
-        head.focus();
+        const tiles = document.querySelector("canvas[data-name=thumbnails]"), wide = tiles.clientWidth / 12;
+        const high = tiles.clientHeight / 12, head = () => {
+          const { left, top } = tiles.getBoundingClientRect();
+          return { left: left + 11 * wide, right: left + 12 * wide, top: top + 11 * high, bottom: top + 12 * high };
+        };
+        scrollBy(0, head().bottom - innerHeight + 10);
         await wait(100);
-        const stood = box(head);
-        head.click();
+        const stood = head(), at = { clientX: stood.left + wide / 3, clientY: stood.top + high / 3, bubbles: true };
+        tiles.dispatchEvent(new MouseEvent("click", at));
         await wait(200);
-        return { stood, head: box(head), picture: box(document.querySelector(".stage canvas")), n: thumbs.length,
-          title: document.querySelector(".stage h3").textContent, width: document.documentElement.scrollWidth,
-          height: innerHeight };
+        return { stood, head: head(), picture: box(document.querySelector(".one canvas")),
+          label: tiles.getAttribute("aria-label"), title: document.querySelector(".one h3").textContent,
+          width: document.documentElement.scrollWidth, height: innerHeight };
         """,
     )
-    assert found["n"] == 144
+    assert found["label"] == "The patterns of 144 heads"
     assert found["title"] == "Head 11 of block 11"
     assert found["head"] == found["stood"]
     for name in ("head", "picture"):
@@ -110,7 +108,7 @@ def test_a_head_of_the_table_shows_its_pattern_below_its_row(ask, size):
         await wait(300);
         const detail = document.querySelector("tr.detail"), open = button.getAttribute("aria-expanded");
         const result = { button: box(button), detail: box(detail), canvas: box(detail.querySelector("canvas")), open,
-          below: button.closest("tr").nextSibling === detail, said: detail.textContent, height: innerHeight,
+          below: button.closest("tr").nextElementSibling === detail, said: detail.textContent, height: innerHeight,
           width: document.documentElement.scrollWidth };
         button.click();
         await wait(100);
@@ -120,7 +118,8 @@ def test_a_head_of_the_table_shows_its_pattern_below_its_row(ask, size):
     )
     assert found["below"]
     assert found["open"] == "true"
-    assert "Head 5 of block 7: what" in found["said"]
+    assert "Head 5 of block 7" in found["said"]
+    assert "at 59 reads" in found["said"]
     for name in ("button", "canvas"):
         assert 0 <= found[name]["top"] < found[name]["bottom"] <= found["height"], name
         assert 0 <= found[name]["left"] < found[name]["right"] <= SIZES[size][0], name
@@ -135,23 +134,23 @@ def test_the_lens_opens_at_the_first_token(ask, size):
     found = ask(
         size,
         """
-        const wide = section("Logit lens").querySelector(".wide"), say = section("Logit lens").querySelector(".say");
-        const result = { left: wide.scrollLeft, said: say.textContent };
+        const [frame, say] = [".frame", "figcaption"].map((part) => section("Logit lens").querySelector(part));
+        const result = { left: frame.scrollLeft, said: say.textContent };
         const chips = document.querySelectorAll("button.chip");
         chips[59].click();
-        await wait(100);
-        const last = { left: wide.scrollLeft, most: wide.scrollWidth - wide.clientWidth, said: say.textContent };
+        await wait(200);
+        const last = { left: frame.scrollLeft, most: frame.scrollWidth - frame.clientWidth, said: say.textContent };
         chips[2].click();
-        await wait(100);
-        return { ...result, last, third: { left: wide.scrollLeft, said: say.textContent } };
+        await wait(200);
+        return { ...result, last, third: { left: frame.scrollLeft, said: say.textContent } };
         """,
     )
     assert found["left"] == 0
-    assert found["said"].startswith("block 11, position 0: ")
+    assert found["said"].startswith("layer 11 at 0: ")
     assert found["last"]["left"] > found["last"]["most"] - 500
-    assert found["last"]["said"].startswith("block 11, position 59: ")
+    assert found["last"]["said"].startswith("layer 11 at 59: ")
     assert found["third"]["left"] < 200
-    assert found["third"]["said"].startswith("block 11, position 2: ")
+    assert found["third"]["said"].startswith("layer 11 at 2: ")
 
 
 @pytest.mark.slow
@@ -162,7 +161,8 @@ def test_the_theme_can_be_chosen(ask):
         """
         const colours = async () => {
           await wait(100);
-          const pixel = document.querySelector(".thumb canvas").getContext("2d").getImageData(9, 0, 1, 1);
+          const pen = document.querySelector("canvas[data-name=thumbnails]").getContext("2d");
+          const pixel = pen.getImageData(30, 3, 1, 1);
           return { ground: getComputedStyle(document.body).backgroundColor, pixel: [...pixel.data],
             theme: document.documentElement.dataset.theme, button: document.querySelector(".theme").textContent };
         };

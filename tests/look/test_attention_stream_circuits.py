@@ -143,7 +143,7 @@ def test_the_lens_grid_is_the_lens(t):
     lens, n = run_code(panel, trace=t)["lens"], len(panel["tokens"])
     assert panel["points"] == lens.points
     assert torch.equal(arrays["ids"].long(), lens.tokens[:, 0, :n])
-    stats = dict(zip(stream.LENS_STATS, arrays["stats"], strict=True))
+    stats = dict(zip(panel["stats"], arrays["stats"], strict=True))
     assert torch.equal(stats["probability"], lens.probabilities[:, 0, :, 0])
     assert torch.equal(stats["kl"], lens.kl[:, 0].clamp(min=0) / math.log(2))
     assert torch.equal(stats["entropy"], lens.entropy[:, 0] / math.log(2))

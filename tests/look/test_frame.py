@@ -55,7 +55,7 @@ def test_every_route_refuses_foreign_hosts_missing_keys_and_other_pages(model):
 def imported(files, script):
     """A script and the ones that it imports at once, and so on."""
     names = {script}
-    for name in re.findall(r'^import .* from "./(\w+\.js)";', files.contents[script].decode(), re.MULTILINE):
+    for name in re.findall(r'^(?:import|}) .*from "./(\w+\.js)";', files.contents[script].decode(), re.MULTILINE):
         names |= imported(files, name)
     return names
 

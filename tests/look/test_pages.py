@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-from importlib import resources
 
 import numpy as np
 import pytest
@@ -45,10 +44,8 @@ def settled(page) -> None:
 
 
 def test_every_term_on_the_pages_is_explained():
-    folder = resources.files("pellucid").joinpath("look", "page")
-    explained = set(re.findall(r'^  "?([\w \'-]+?)"?:(?: "|$)', folder.joinpath("terms.js").read_text(), re.MULTILINE))
-    sources = {file.name: file.read_text() for file in folder.iterdir() if file.suffix == ".js"}
-    del sources["terms.js"]
+    sources = {name: text.decode() for name, text in look_files().contents.items() if name.endswith(".js")}
+    explained = set(re.findall(r'^  "?([\w \'-]+?)"?:(?: "|$)', sources.pop("terms.js"), re.MULTILINE))
     for name, source in sources.items():
         asked = set(re.findall(r'<\$\{Term\} t="([^"]+)"', source))
         assert asked <= explained, name

@@ -61,7 +61,7 @@ def test_every_page_has_the_rules_of_printing():
     linked = re.findall(r'href="page/(\w+\.css)"', files["index.html"].decode())
     assert linked[-1] == "common_print.css"
     # a narrow window's rules would also hold on paper, which is narrower than a screen
-    for own in (asset("page.css"), files["look.css"].decode(), style()):
+    for own in (asset("saved.css"), files["look.css"].decode(), style()):
         assert not re.search(r"@media \((max-width|prefers)", own)
 
 
@@ -87,7 +87,7 @@ def test_a_prompts_page_is_printed_whole_and_light(tab: Page, tmp_path):
     assert tab.evaluate(DARK) == []
     widths = "(all) => all.map((c) => [c.width / devicePixelRatio, c.getBoundingClientRect().width])"
     strips = tab.locator("section[aria-label='Logit lens'] .strips canvas").evaluate_all(widths)
-    gutter, cell = 20 + 7 * len("embedding"), 72
+    gutter, cell = 78, 74
     n = len(trace.tokens)
     assert sum(width - gutter for width, _ in strips) == pytest.approx(n * cell)
     assert all(shown <= 690 for _, shown in strips)

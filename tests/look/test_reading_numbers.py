@@ -47,9 +47,9 @@ def prompt_page(tab: Page, tmp_path):
 
 
 def test_a_bar_of_a_share_is_its_share_of_the_whole(prompt_page):
-    for section, selector in (("Tokens", ".two .bars"), ("Attention", ".read .bars")):
-        for width, said in prompt_page.locator(f"section[aria-label={section}] {selector}").first.evaluate(ROWS):
-            share = 0 if said.startswith("<") else float(said.split()[0])
+    for section, selector in (("Tokens", ".two .bars"), ("Attention inside the text", ".reads .bars")):
+        for width, said in prompt_page.locator(f"section[aria-label='{section}'] {selector}").first.evaluate(ROWS):
+            share = 0 if said.startswith("<") else float(said.split()[0]) * (1 if said.endswith("%") else 100)
             assert width == pytest.approx(share, abs=0.06 if share else 0.05), (section, said)
     assert prompt_page.locator("section[aria-label=Shares] .bars").evaluate(ROWS) == [[25, "0.250"], [50, "0.500"]]
     widths, said = zip(*prompt_page.locator("section[aria-label=Amounts] .bars").evaluate(ROWS), strict=True)
@@ -58,26 +58,16 @@ def test_a_bar_of_a_share_is_its_share_of_the_whole(prompt_page):
 
 
 @pytest.mark.parametrize("position", [0, 20, 41])
-def test_the_chosen_token_is_named_above_its_column_of_the_attribution(prompt_page, position):
-    """All of 42 tokens are named above their columns, and the chosen one is bold: more ink than without a choice."""
-    names = """(canvas, [x, width]) => {
-      const scale = canvas.width / canvas.clientWidth, pen = canvas.getContext("2d");
-      const data = pen.getImageData(Math.round(x * scale), 0, Math.round(width * scale), Math.round(60 * scale)).data;
-      return data.filter((value, k) => k % 4 === 3).reduce((sum, alpha) => sum + alpha, 0);
-    }"""
-    canvas = prompt_page.locator("section[aria-label='Direct logit attribution'] .positions canvas").first
-    wide, n = canvas.evaluate("(c) => c.clientWidth"), 42
-    gutter = min(120, 20 + 7 * len("final_norm.bias"))
-    cell = (wide - gutter - 26) / n
-    assert 9 <= cell <= 30
-    column = [gutter + position * cell, cell + 14]
-    other = (position + 10) % n
-    prompt_page.locator("section[aria-label=Tokens] button.chip").nth(other).click()
-    prompt_page.wait_for_timeout(100)
-    ink = canvas.evaluate(names, column)
+def test_the_chosen_token_is_marked_in_the_attribution(prompt_page, position):
+    """All of 42 tokens are named above their columns, and the line below says which of them is chosen."""
+    panel = prompt_page.locator("section[aria-label='Direct logit attribution']")
     prompt_page.locator("section[aria-label=Tokens] button.chip").nth(position).click()
-    prompt_page.wait_for_timeout(100)
-    assert 0 < ink < canvas.evaluate(names, column)
+    assert panel.locator("figcaption .chip").first.inner_text() == (
+        prompt_page.locator("section[aria-label=Tokens] button.chip").nth(position).inner_text()
+    )
+    assert f" at {position};" in panel.locator("h3").inner_text()
+    names = """(canvas) => canvas.getContext("2d").getImageData(0, 0, canvas.width, 30).data.some((value) => value)"""
+    assert panel.locator("canvas").evaluate(names)
 
 
 def test_numbers_beside_each_other_share_their_decimals(tab: Page, inspector):

@@ -86,7 +86,7 @@ def pieces(page: Page, box: str) -> list[str]:
 def test_the_page_is_plain_files_without_inline_script():
     names = [path.removeprefix("/page/") for path in PAGE_PATHS if path != "/"]
     folder = resources.files("pellucid.serve").joinpath("page")
-    assert {file.name for file in folder.iterdir()} == {*names} - {"common.css", "common.js", "common_elements.js"}
+    assert {file.name for file in folder.iterdir()} == {*names} - {"common.css", "common.js"}
     for name in names:
         room = folder if not name.startswith("common") else resources.files("pellucid").joinpath("web")
         text = room.joinpath(name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")

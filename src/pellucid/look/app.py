@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse
 
 from pellucid.lens.core.recording import TraceError
+from pellucid.lens.show.answers import with_arrays
 from pellucid.look import (
     attention,
     circuits,
@@ -19,7 +20,6 @@ from pellucid.look import (
     tokens,
     training,
 )
-from pellucid.look.answers import with_arrays
 from pellucid.look.model_card import model_facts
 from pellucid.look.session import GONE, PromptBody, Session
 from pellucid.look.trace_card import trace_facts
@@ -35,15 +35,18 @@ from pellucid.version import __version__
 PAGES = (reading, tokens, attention, stream, circuits, experiment, training)
 #: the pages that apply to a predictor without attention; the card of the model says why the others do not
 PREDICTOR_PAGES = (predictor_reading, tokens, training)
-#: files of pellucid/web that this page shares with others
-SHARED = ("common.css", "common_print.css", "common.js", "preact.js")
 
 
 def look_files() -> PageFiles:
-    """The page's files by name: everything in look/page, and what it shares."""
-    folder = resources.files("pellucid").joinpath("look", "page")
-    own = sorted(file.name for file in folder.iterdir() if file.name.partition(".")[2] in ("html", "css", "js", "svg"))
-    return page_files({**dict.fromkeys(own, ("look", "page")), **dict.fromkeys(SHARED, ("web",))})
+    """The page's files by name: everything in look/page, and in web, what it shares with saved pages."""
+    package = resources.files("pellucid")
+    folders = {
+        file.name: folder
+        for folder in (("look", "page"), ("web",))
+        for file in sorted(package.joinpath(*folder).iterdir(), key=lambda file: file.name)
+        if file.name.partition(".")[2] in ("html", "css", "js", "svg")
+    }
+    return page_files(folders)
 
 
 def make_look_app(

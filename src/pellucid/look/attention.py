@@ -5,40 +5,29 @@ the trace `trace` (and `other`, the trace of the second prompt), and `not_shown`
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 from torch import Tensor
 
 from pellucid.lens.analysis.attribution import value_weighted, why
-from pellucid.lens.analysis.heads import Heads, HeadScore, scores_by_layer
+from pellucid.lens.analysis.heads import Heads, HeadScore
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.recording import Recording
-from pellucid.lens.show.packing import companded
-from pellucid.lens.weights.circuit_weights import CircuitError
-from pellucid.lens.weights.circuits import Circuits
-from pellucid.look.answers import json_number, numbers, with_arrays
+from pellucid.lens.show.answers import json_number, with_arrays
+from pellucid.lens.show.attention import attention_overview, attention_parts, check_part, pattern_name
 from pellucid.look.session import Session
-from pellucid.tensor_names import AttentionPart, attention_scope
+from pellucid.tensor_names import AttentionPart
 
 View = Literal["pattern", "scores", "value", "difference", "virtual"]
 
-#: the scores by which heads can be sorted, from a text
-TEXT_SCORES: tuple[HeadScore, ...] = ("previous", "first", "duplicate", "induction", "entropy")
 #: the scores that name a head, from random tokens repeated once
 LABEL_KINDS: tuple[HeadScore, ...] = ("induction", "previous", "first")
 LABEL_NAMES = {"induction": "induction", "previous": "previous token", "first": "first position"}
 #: a head is named where at least this share of its attention does what the name says
 LABEL_THRESHOLD = 0.4
-#: the side of a thumbnail, in cells: longer patterns are pooled
-THUMBNAIL_SIDE = 48
 
-TITLES = {
-    "attn": "Attention inside the text",
-    "encoder": "Attention inside the source",
-    "cross": "Attention from the target to the source",
-}
 NOT_SHOWN = {
     "pattern": "Where a head looks, not what it brings from there nor whether later blocks use it.",
     "scores": "What the softmax compares. Only differences inside one row count, so rows cannot be compared.",
@@ -46,69 +35,6 @@ NOT_SHOWN = {
     "difference": "Positions are compared one by one, whatever the tokens at them are.",
     "virtual": "The product of two patterns as they are; what the second head reads also depends on both OV circuits.",
 }
-
-
-def attention_parts(t: Recording) -> list[dict[str, Any]]:
-    """The attentions of a network: its own, and those of an encoder and to it, where it has one."""
-    a = t.architecture
-    inside = TITLES["attn"] if a.encoder is None else "Attention inside the target"
-    parts = [{"part": "attn", "title": inside, "layers": a.n_layers, "heads": a.n_heads}]
-    if a.encoder is not None:
-        encoder = a.encoder
-        parts += [
-            {"part": "encoder", "title": TITLES["encoder"], "layers": encoder.n_layers, "heads": encoder.n_heads},
-            {"part": "cross", "title": TITLES["cross"], "layers": a.n_layers, "heads": a.n_heads},
-        ]
-    return [part for part in parts if part["layers"]]
-
-
-def check_part(t: Recording, part: str) -> AttentionPart:
-    """The attention called `part`. Raises InputError where the network has none of this name."""
-    available = [known["part"] for known in attention_parts(t)]
-    if part not in available:
-        raise InputError(f"part = {part!r}: this model has {', '.join(available) or 'no attention'}")
-    return next(known for known in get_args(AttentionPart) if known == part)
-
-
-def attention_overview(t: Recording, part: str = "attn", side: int = THUMBNAIL_SIDE) -> Iterator[dict[str, Any]]:
-    """The heads of one attention, layer by layer.
-
-    First a panel: how many heads, over which tokens, and `shape`, that of all thumbnails [layer, head, rows, columns].
-    Then for each layer its `tiles`, patterns as bytes round(255 sqrt(A)) pooled to at most `side` cells, and its
-    `scores` on this text by kind. Last the copying scores of the weights alone, or the reason that there are none.
-    Raises InputError.
-    """
-    chosen = check_part(t, part)
-    kinds: tuple[HeadScore, ...] = ("entropy",) if chosen == "cross" else TEXT_SCORES
-    queries = t.spelled(0) if chosen != "encoder" else t.source_tokens[0]
-    keys = t.spelled(0) if chosen == "attn" else t.source_tokens[0]
-    shape = next(known for known in attention_parts(t) if known["part"] == chosen)
-    cell = max(1, -(-max(len(queries), len(keys)) // side))
-    argument = "" if chosen == "attn" else f', part="{chosen}"'
-    yield shape | {
-        "parts": attention_parts(t),
-        "queries": queries,
-        "keys": keys,
-        "kinds": kinds,
-        "shape": [shape["layers"], shape["heads"], -(-len(queries) // cell), -(-len(keys) // cell)],
-        "code": "from pellucid.lens.analysis.heads import head_scores\n"
-        f"scores = head_scores(trace, kinds={kinds!r}{argument}).scores",
-        "not_shown": "Averages over the queries of this text; a head may do something else on another text.",
-    }
-    for layer, (pattern, scores) in enumerate(scores_by_layer(t, kinds, chosen)):
-        tiles = companded(pattern[0], side)[0]
-        yield {"layer": layer, "tiles": tiles, "scores": {kind: numbers(values) for kind, values in scores.items()}}
-    if chosen == "attn":
-        try:
-            t.module("")
-            yield {"copying": numbers(Circuits(t.model).copying())}
-        except CircuitError as error:
-            yield {"copying_reason": str(error)}
-
-
-def pattern_name(part: AttentionPart, layer: int) -> str:
-    """The name of the pattern of one layer."""
-    return f"{attention_scope(part, layer)}.pattern"
 
 
 def head_labels(heads: Heads) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import torch
 from fastapi import Depends, FastAPI, Request
 from torch import Tensor
 
+from pellucid.lens.show.answers import json_number, numbers, with_arrays
 from pellucid.lens.weights.circuit_weights import CircuitError
 from pellucid.lens.weights.circuits import Circuits
 from pellucid.lens.weights.composition import Composition, Kind
@@ -24,7 +25,6 @@ from pellucid.lens.weights.positional import (
     rotary_angles,
     score_by_distance,
 )
-from pellucid.look.answers import json_number, numbers, with_arrays
 from pellucid.look.session import Session
 from pellucid.look.stream import known_token, token_of
 from pellucid.look.tokens import tokens_in_text

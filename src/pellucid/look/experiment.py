@@ -18,7 +18,7 @@ from pellucid.lens.analysis import metrics
 from pellucid.lens.analysis.metrics import Metric, PreparedMetric
 from pellucid.lens.analysis.patching import PatchingPair, name_of_metric
 from pellucid.lens.core.inputs import InputError, InputOptions
-from pellucid.look.answers import json_number, numbers
+from pellucid.lens.show.answers import json_number, numbers
 from pellucid.look.page_edits import edits_code, options_code, resolve_edits
 from pellucid.look.session import Model, PromptBody, Session, reading_options
 from pellucid.serve.protocol import MAX_EDITS, EditBody

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from fastapi import FastAPI, Request
 
-from pellucid.look.answers import token_object
+from pellucid.lens.show.answers import token_object
 from pellucid.look.definition import source_text
 from pellucid.look.model_card import examples, loading_code
 from pellucid.look.predictor_trace import PredictorTrace

@@ -11,8 +11,8 @@ from pellucid.architecture import Architecture
 from pellucid.generate.sampling import Sampling, draw_tokens, probabilities, uniform
 from pellucid.lens.analysis.order import reorder
 from pellucid.lens.core.inputs import InputError
+from pellucid.lens.show.answers import numbers, spell, with_arrays
 from pellucid.lens.trace import Trace
-from pellucid.look.answers import numbers, spell, with_arrays
 from pellucid.look.caching import cached_step
 from pellucid.look.definition import place_of, source_text
 from pellucid.look.predictor_trace import PredictorTrace

@@ -5,78 +5,25 @@ the trace `trace`, and `not_shown`, what the panel leaves out.
 """
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from fastapi import FastAPI, Request
 from starlette.responses import Response
-from torch import Tensor
 
 from pellucid.lens.analysis.attribution import Attribution, attribute, points_of_stream
-from pellucid.lens.analysis.logit_lens import Lens, follow_tokens, lens_points
+from pellucid.lens.analysis.logit_lens import follow_tokens
 from pellucid.lens.core.input_view import VocabularyView
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.recording import Recording
-from pellucid.look.answers import json_number, numbers, with_arrays
+from pellucid.lens.show.answers import json_number, numbers, with_arrays
+from pellucid.lens.show.lens import lens_grid
 from pellucid.look.session import Session
 from pellucid.tensor_names import writers
 
 #: tokens that are followed at once
 MAX_PINS = 12
-#: what a cell of the lens grid can show, each with its unit; the order of the array `stats`
-LENS_STATS = {
-    "probability": "of the likeliest token",
-    "rank": "of the target, 0 for the likeliest",
-    "kl": "bits to the final prediction",
-    "entropy": "bits",
-    "surprisal": "bits of the target",
-}
-
-
-def lens_grid(
-    t: Recording, *, mid: bool = True, target: str | int | None = None, k: int = 10
-) -> Iterator[dict[str, Any]]:
-    """The logit lens at every point and position: {"done", "of"} after each point, then the panel, with `arrays`.
-
-    stats          [stat, point, i] in the order of LENS_STATS; nan where there is no target
-    ids            the k likeliest tokens [point, i, k], whose texts are in `words`
-    probabilities  theirs [point, i, k]
-    """
-    n, n_points = t.inputs.lengths[0], len(points_of_stream(t, mid))
-    rows: list[Lens] = []
-    for row in lens_points(t, mid=mid, target=target, k=k):
-        rows.append(row)
-        yield {"done": len(rows), "of": n_points}
-    arrays = {
-        "stats": torch.stack([_stats(row)[:, :n] for row in rows], 1),
-        "ids": torch.stack([row.tokens[0, 0, :n] for row in rows]).int(),
-        "probabilities": torch.stack([row.probabilities[0, 0, :n] for row in rows]),
-    }
-    wanted = rows[0].target[0, :n].tolist()
-    used = {*arrays["ids"].flatten().tolist(), *(i for i in wanted if i >= 0)}
-    argument = "" if target is None else f", target={target!r}"
-    yield {
-        "points": [row.points[0] for row in rows],
-        "tokens": t.spelled(0),
-        "target": [i if i >= 0 else None for i in wanted],
-        "words": {str(i): t.spell(i) for i in sorted(used)},
-        "stats": LENS_STATS,
-        "code": f"lens = trace.lens(mid={mid}{argument}, k={k})",
-        "not_shown": "Each point is read as if it were the last: early layers need not write in the directions that "
-        "the readout reads.",
-        "arrays": arrays,
-    }
-
-
-def _stats(lens: Lens) -> Tensor:
-    """The numbers of LENS_STATS at one point, for the first row [stat, i]."""
-    bits, has_target = math.log(2), lens.rank[0, 0] >= 0
-    rank = lens.rank[0, 0].to(lens.kl.dtype).masked_fill(~has_target, math.nan)
-    surprisal = -lens.probability[0, 0].log2()
-    kl, entropy = lens.kl[0, 0].clamp(min=0) / bits, lens.entropy[0, 0] / bits
-    return torch.stack([lens.probabilities[0, 0, :, 0], rank, kl, entropy, surprisal])
 
 
 def token_trajectories(t: Recording, tokens: Sequence[str | int], position: int, *, mid: bool = True) -> dict[str, Any]:

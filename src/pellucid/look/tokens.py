@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from pellucid.generate.sampling import draw_tokens, uniform
 from pellucid.lens.core.inputs import InputError
+from pellucid.lens.show.answers import nested, spell
 from pellucid.lens.trace import Trace
-from pellucid.look.answers import nested, spell
 from pellucid.look.merges import MergeTrees
 from pellucid.look.predictor_trace import PredictorTrace
 from pellucid.look.session import Model, Session

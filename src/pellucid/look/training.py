@@ -11,7 +11,7 @@ from starlette.responses import StreamingResponse
 
 from pellucid.lens.analysis.heads import Heads
 from pellucid.lens.core.inputs import InputError
-from pellucid.look.answers import numbers
+from pellucid.lens.show.answers import numbers
 from pellucid.look.known_answer import KNOWN_ANSWER
 from pellucid.look.session import Session
 from pellucid.predictors.on_text import tokens_of

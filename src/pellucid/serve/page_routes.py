@@ -10,9 +10,9 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-#: the page's own files, and those that it shares with the page about a prompt
-OWN = ("index.html", "page.css", "main.js", "api.js", "tokens.js", "copy.js", "icon.svg")
-SHARED = ("common.css", "common.js", "common_elements.js")
+#: the page's own files, and those that it shares with the other pages
+OWN = ("index.html", "page.css", "main.js", "api.js", "elements.js", "tokens.js", "copy.js", "icon.svg")
+SHARED = ("common.css", "common.js")
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'; object-src 'none'",

@@ -1,6 +1,6 @@
 "use strict";
 // What all of Pellucid's pages share: elements made of text alone, tokens, themes, colours, numbers.
-// A page of one file has this text in its script without the word export; the server's page imports it as a module.
+// A saved page has this text in its one script without the word export; pages of a server import it as a module.
 
 const listeners = [];
 let waiting = false;
@@ -58,7 +58,7 @@ export const marked = (text) => spelled(text).map((n) => n.textContent ?? n).joi
 
 // Themes -------------------------------------------------------------------------------------
 
-export const dark = matchMedia("(prefers-color-scheme: dark)");
+const dark = matchMedia("(prefers-color-scheme: dark)");
 let theme = null; // light or dark once it is chosen by hand; the system's until then
 
 /** True while the page is being printed: it is light then, and drawn for paper (common_print.css). */

@@ -166,9 +166,11 @@ def head_scores(
 
 
 def scores_by_layer(
-    t: Recording, kinds: Sequence[HeadScore] = KINDS, part: AttentionPart = "attn"
+    t: Recording, kinds: Sequence[HeadScore] = KINDS, part: AttentionPart = "attn", row: int | None = None
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """Layer by layer, the pattern [b, h, i, j] and the scores of its heads [head] by kind (`head_scores`)."""
+    """Layer by layer, the pattern [b, h, i, j] and the scores of its heads [head] by kind (`head_scores`), of all texts
+    or of one `row`.
+    """
     own = t.architecture if part != "encoder" else t.architecture.encoder
     if own is None or (part == "cross" and t.architecture.encoder is None):
         raise InputError(f"part = {part}: this architecture has no encoder, so leave part out")
@@ -179,16 +181,18 @@ def scores_by_layer(
     if wrong := [kind for kind in kinds if kind not in possible]:
         raise InputError(f"kinds: part = {part} has no score {wrong[0]!r}; choose from {', '.join(possible)}")
     inputs = t.inputs if part != "encoder" or t.inputs.source is None else t.inputs.source
-    keys = {} if part == "cross" else looked_for(inputs.tokens, inputs.real)
+    texts = slice(None) if row is None else slice(row, row + 1)
+    ids, real = inputs.tokens[texts], inputs.real[texts]
+    keys = {} if part == "cross" else looked_for(ids, real)
     for layer in range(own.n_layers):
         name, scores = attention_scope(part, layer), {}
         tensors = t.tensors([f"{name}.pattern", *([f"{name}.v"] if "attended_rank" in kinds else [])])
-        pattern = tensors[f"{name}.pattern"]
+        pattern = tensors[f"{name}.pattern"][texts]
         for kind in kinds:
             if kind == "attended_rank":
-                scores[kind] = _attended_rank(t, layer, pattern, tensors[f"{name}.v"])
+                scores[kind] = _attended_rank(t, layer, pattern, tensors[f"{name}.v"][texts], ids, real)
             elif kind == "entropy":
-                scores[kind] = _entropy(pattern, inputs.real)
+                scores[kind] = _entropy(pattern, real)
             else:
                 scores[kind] = share(pattern, keys[kind])
         yield pattern, scores
@@ -225,7 +229,7 @@ def share(pattern: Tensor, keys: Tensor) -> Tensor:
     return on_them.transpose(0, 1)[:, occasions].mean(-1)
 
 
-def _attended_rank(t: Recording, layer: int, pattern: Tensor, v: Tensor) -> Tensor:
+def _attended_rank(t: Recording, layer: int, pattern: Tensor, v: Tensor, ids: Tensor, real: Tensor) -> Tensor:
     """2 r - 1, r being the share of the vocabulary with lower logits than the attended token in the head's output."""
     attention, unembed = t.module(f"blocks.{layer}.attn"), t.module("unembed")
     W_O = attention.out.weight.detach().unflatten(1, (-1, attention.d_head))
@@ -234,14 +238,14 @@ def _attended_rank(t: Recording, layer: int, pattern: Tensor, v: Tensor) -> Tens
     if t.architecture.readout == "bert" and t.architecture.d_embed:  # rows of another width: through the dense layer
         W_U = W_U @ unembed.dense.weight.detach()
     W_U = W_U if gain is None else W_U * gain.detach()
-    weight = (pattern * t.inputs.real[:, None, :, None]).sum(2)  # [b, h, j]
+    weight = (pattern * real[:, None, :, None]).sum(2)  # [b, h, j]
     scores = []
     for h in range(pattern.size(1)):
         written = v[:, h // attention.group] @ W_O[:, h].T
         if t.architecture.norm.kind == "layer":
             written = written - written.mean(-1, keepdim=True)
         logits = written @ W_U.T  # [b, j, v]
-        own = logits.gather(-1, t.ids[..., None])
+        own = logits.gather(-1, ids[..., None])
         above = (logits < own).to(logits.dtype).mean(-1) + 0.5 * (logits == own).to(logits.dtype).mean(-1)
         scores.append(((2 * above - 1) * weight[:, h]).sum() / weight[:, h].sum())
     return torch.stack(scores)

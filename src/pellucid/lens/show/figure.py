@@ -1,5 +1,7 @@
 """One self-contained HTML page: data, style and script in one file that loads nothing from the network."""
 
+import base64
+import gzip
 import html
 import json
 import re
@@ -9,18 +11,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
+#: the modules of a saved page, each after those that it imports; all but the last are shared with the inspector
 SCRIPTS = (
+    "preact.js",
     "common.js",
-    "common_elements.js",
-    "core.js",
-    "tokens.js",
-    "attention.js",
-    "lens.js",
-    "tables.js",
-    "start.js",
+    "terms.js",
+    "parts.js",
+    "charts.js",
+    "matrix.js",
+    "plane.js",
+    "trace_panels.js",
+    "saved.js",
 )
-#: style sheets; those that begin with common are shared with the server's pages and the report
-STYLES = ("common.css", "page.css", "common_print.css")
+#: style sheets; saved.css alone is not shared with the inspector
+STYLES = ("common.css", "look.css", "saved.css", "common_print.css")
 #: the page makes no request, whatever a token's text is
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
@@ -38,8 +42,8 @@ PAGE = """<!doctype html>
 </head>
 <body>
 <main id="page"><noscript>This figure is drawn by its own script, which this browser does not run.</noscript></main>
-<script type="application/json" id="figure">{data}</script>
-<script>
+<script type="text/plain" id="figure">{data}</script>
+<script type="module">
 {script}
 </script>
 </body>
@@ -54,11 +58,10 @@ class Figure:
     """A picture of panels, shown by itself in a notebook and written to a file by `save`.
 
     title, facts  the heading, and pairs of a word and a value below it
-    tokens        the tokens at the positions of the panels; `words` the tokens that panels refer to by index
-    source        the tokens of the encoder's input
+    tokens        the tokens at the positions of the panels
     vocabulary    the size of the vocabulary; position, head: the initial selection
     height        of the frame in a notebook, in pixels
-    panels        plain data, each with the `kind` that the script draws
+    panels        plain data, each with the `kind` that the script draws; arrays as the inspector's server sends them
     """
 
     def __init__(
@@ -67,17 +70,14 @@ class Figure:
         panels: Sequence[Mapping[str, Any]],
         *,
         tokens: Sequence[str] = (),
-        source: Sequence[str] = (),
         facts: Sequence[tuple[str, str]] = (),
-        words: Sequence[str] = (),
         vocabulary: int = 0,
         position: int = 0,
         head: tuple[int, int] = (0, 0),
         height: int = 640,
     ):
         self.title, self.panels, self.tokens, self.facts = title, list(panels), list(tokens), list(facts)
-        self.source, self.words, self.vocabulary, self.position = list(source), list(words), vocabulary, position
-        self.head, self.height = head, height
+        self.vocabulary, self.position, self.head, self.height = vocabulary, position, head, height
 
     @property
     def data(self) -> dict[str, Any]:
@@ -86,8 +86,6 @@ class Figure:
             "title": self.title,
             "facts": self.facts,
             "tokens": self.tokens,
-            "source": self.source,
-            "words": self.words,
             "vocabulary": self.vocabulary,
             "position": self.position,
             "head": self.head,
@@ -101,8 +99,8 @@ class Figure:
             policy=POLICY,
             title=html.escape(self.title),
             style="\n".join(asset(name) for name in STYLES),
-            data=as_json(self.data),
-            script="\n".join(asset(name) for name in SCRIPTS),
+            data=embedded(self.data),
+            script=script(),
         )
 
     def save(self, path: str | Path) -> Path:
@@ -151,20 +149,27 @@ def show(result: object, **options: Unpack[ShowOptions]) -> Figure:
     )
 
 
-def as_json(value: Any) -> str:
-    """Compact JSON that is safe inside a script element: no text in it can end the element or open a comment."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    unsafe = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-    for character, escaped in unsafe.items():
-        text = text.replace(character, escaped)
-    # lone surrogates cannot be written as UTF-8
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+def embedded(value: Any) -> str:
+    """JSON as compressed bytes in base64, which no text in it can make markup."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    # without a time in its header, the same figure gives the same bytes
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 @cache
 def asset(name: str) -> str:
-    """The text of a file in this module's folder, or of one that pages share, a module, without import and export."""
-    if name.startswith("common"):
-        text = resources.files("pellucid").joinpath("web", name).read_text(encoding="utf-8")
-        return re.sub(r"^(export |import .*\n)", "", text, flags=re.MULTILINE).strip()
-    return resources.files("pellucid.lens.show").joinpath(name).read_text(encoding="utf-8").strip()
+    """The text of a file of this module's folder, or of one that pages share."""
+    folder = ("lens", "show") if name.startswith("saved") else ("web",)
+    return resources.files("pellucid").joinpath(*folder, name).read_text(encoding="utf-8").strip()
+
+
+@cache
+def script() -> str:
+    """The modules of a page as one: without imports and exports, in one scope but for the foreign one."""
+    preact, *own = [asset(name) for name in SCRIPTS]
+    body, _, exported = preact.rpartition("export{")
+    names = re.findall(r"(\w+) as (\w+)", exported)
+    pairs = ",".join(f"{name}:{inner}" for inner, name in names)
+    scoped = f"const {{{','.join(name for _, name in names)}}}=(()=>{{{body}return{{{pairs}}}}})();"
+    passing = re.compile(r"^(import [^;]*;\n|export \{[^;]*;\n|export )", re.MULTILINE)
+    return "\n".join([scoped, *(passing.sub("", module) for module in own)])

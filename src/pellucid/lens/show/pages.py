@@ -1,29 +1,23 @@
-"""The panels of the pictures of a trace, an attribution, a head, all heads, and a composition."""
+"""The pictures of a trace, an attribution, a head, all heads, a composition, and of experiments."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 
-from pellucid.lens.analysis.attribution import Attribution
+from pellucid.lens.analysis.ablation import Ablation
+from pellucid.lens.analysis.attribution import Attribution, Why
 from pellucid.lens.analysis.heads import Heads
+from pellucid.lens.analysis.patching import Patching
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.recording import Recording
-from pellucid.lens.show.experiments import matrix_panel
+from pellucid.lens.show.answers import json_number, numbers, with_arrays
+from pellucid.lens.show.attention import attention_parts, side_of, whole_attention
 from pellucid.lens.show.figure import Figure, PanelName, show
-from pellucid.lens.show.packing import pack_tensor, plain
-from pellucid.lens.show.panels import (
-    Glossary,
-    Panel,
-    attention_panels,
-    attribution_panel,
-    bars_panel,
-    heads_panel,
-    lens_panel,
-    short_label,
-    tokens_panel,
-)
+from pellucid.lens.show.lens import lens_grid
+from pellucid.lens.show.panels import Panel, attribution_panel, bars_panel, heads_panel, matrix_panel
+from pellucid.lens.show.tokens import token_facts
 from pellucid.lens.weights.circuit_weights import CircuitError
 from pellucid.lens.weights.circuits import Circuits
 from pellucid.lens.weights.composition import Composition
@@ -53,24 +47,43 @@ def show_trace(t: Recording, panels: Sequence[PanelName] = TRACE_PANELS, *, row:
     if t.architecture.readout == "none":  # what is read from logits cannot be drawn
         panels = [name for name in panels if name in ("attention", "heads")]
     t = t.detached()
-    words, n = Glossary(t), t.inputs.lengths[row]
-    scores: list[torch.Tensor] = []
-    makers = {
-        "tokens": lambda: tokens_panel(t, row, words),
-        "attention": lambda: attention_panels(t, row, scores if "heads" in panels else None),
-        "lens": lambda: lens_panel(t, row, words),
-        "attribution": lambda: attribution_panel(t, row, words),
-        "heads": lambda: heads_panel(t, row, scores),
-    }
-    drawn: list[Panel] = []
+    n, drawn = t.inputs.lengths[row], []
     with torch.inference_mode():
+        attentions = _attentions(t, row) if {"attention", "heads"} & {*panels} else []
         for name in panels:
-            panel = makers[name]()
-            drawn += panel if isinstance(panel, list) else [panel]
-    fed, source = t.spelled(row), t.source_tokens[row] if t.inputs.source is not None else []
-    options: dict[str, Any] = {"source": source, "words": words.texts}
-    options |= {"vocabulary": t.architecture.n_vocab, "position": n - 1}
-    return Figure(title or f"{n} tokens", drawn, tokens=fed, facts=facts_of(t, row), **options)
+            if name == "attention":
+                drawn += attentions
+            elif name == "heads":
+                own = next((panel["scores"] for panel in attentions if panel["part"] == "attn"), {"entropy": []})
+                drawn.append(heads_panel(own))
+            else:
+                drawn.append(PANEL_MAKERS[name](t, row))
+    options = {"tokens": t.spelled(row), "facts": facts_of(t, row), "position": n - 1}
+    return Figure(title or f"{n} tokens", drawn, vocabulary=t.architecture.n_vocab, **options)
+
+
+def _attentions(t: Recording, row: int) -> list[Panel]:
+    """The heads of every attention of a network: an encoder's, the network's own, and those from it to the encoder."""
+    parts = sorted(attention_parts(t), key=lambda part: ("encoder", "attn", "cross").index(part["part"]))
+    n_heads: int = sum(part["layers"] * part["heads"] for part in parts)
+    n_source = 0 if t.inputs.source is None else t.inputs.source.lengths[row]
+    side = side_of(n_heads, max(t.inputs.lengths[row], n_source))
+    return [{"kind": "attention"} | whole_attention(t, part["part"], side, row) for part in parts]
+
+
+def _lens(t: Recording, row: int) -> Panel:
+    if not t.architecture.n_layers:
+        return {"kind": "note", "title": "Logit lens", "text": "This network has no blocks."}
+    *_, answer = lens_grid(t, mid=False, k=5, row=row)
+    return {"kind": "lens", "title": "Logit lens"} | with_arrays(**answer)
+
+
+#: the panels of a trace that are one answer each
+PANEL_MAKERS: dict[PanelName, Callable[[Recording, int], Panel]] = {
+    "tokens": lambda t, row: {"kind": "tokens", "title": "Tokens"} | token_facts(t, row),
+    "lens": _lens,
+    "attribution": attribution_panel,
+}
 
 
 def inspect_page(t: Recording, row: int = 0, name: str = "") -> Figure:
@@ -78,7 +91,7 @@ def inspect_page(t: Recording, row: int = 0, name: str = "") -> Figure:
     figure = show_trace(t, get_args(PanelName), row=row)
     prompt = describe_inputs(t, row).strip().replace("\n", " ")
     figure.title = f"\u201c{prompt[:77] + '...' if len(prompt) > 80 else prompt}\u201d"
-    figure.head = _telling(figure.panels[-1]["rows"])
+    figure.head = _strongest_head(figure.panels[-1]["rows"])
     figure.facts = ([("model", Path(name).name)] if name else []) + figure.facts
     return figure
 
@@ -90,11 +103,11 @@ def describe_inputs(t: Recording, row: int) -> str:
     return t.tokenizer.decode([i for i in ids if i not in special and i < t.tokenizer.n_vocab])
 
 
-def _telling(rows: list[list[Any]]) -> tuple[int, int]:
+def _strongest_head(rows: list[list[Any]]) -> tuple[int, int]:
     """The head with the highest score of attention in a table of heads."""
     if not rows:
         return 0, 0
-    layer, _, head = max(rows, key=lambda row: max(row[1], row[3], row[4]))[0].partition(".")
+    layer, _, head = max(rows, key=lambda row: max(row[k] or 0 for k in (1, 3, 4)))[0].partition(".")
     return int(layer), int(head)
 
 
@@ -122,14 +135,14 @@ def show_attribution(attribution: Attribution, k: int = 24) -> Figure:
     top = attribution.top(k)
     rest = attribution.total - sum(x for _, x in top)
     left = len(attribution.labels) - len(top)
-    labels, values = [short_label(label) for label, _ in top], [x for _, x in top]
+    labels, values = [label for label, _ in top], [x for _, x in top]
     if left:
         labels, values = [*labels, f"{left} other parts"], [*values, rest]
     said = "the network says" if attribution.after_cap is None else "the logit before the cap is"
     note = f"At position {attribution.position}; the sum is {attribution.total:.4g}, {said} {attribution.logit:.4g}."
     note += f" After the cap it is {attribution.after_cap:.4g}." if attribution.after_cap is not None else ""
     note += f" {attribution.note[0].upper()}{attribution.note[1:]}." if attribution.note else ""
-    panel = bars_panel(f"Logit of {attribution.target}", labels, torch.tensor(values), note)
+    panel = bars_panel(f"Logit of {attribution.target}", labels, torch.tensor(values), note) | {"parts": True}
     return Figure(f"Logit of {attribution.target}", [panel], height=60 + 18 * len(labels) + 120)
 
 
@@ -146,14 +159,9 @@ def show_heads(circuits: Circuits) -> Figure:
     for l in range(a.n_layers):
         for h in range(a.n_heads):
             head = circuits[l, h]
-            score = None if copying is None else float(f"{float(copying[l, h]):.3g}")
-            rows.append(
-                [
-                    f"{l}.{h}",
-                    score,
-                    *plain(torch.stack([head.ov.norm(), head.qk(offset if head.is_rotated else None).norm()])),
-                ]
-            )
+            sizes = [head.ov.norm(), head.qk(offset if head.is_rotated else None).norm()]
+            score = None if copying is None else json_number(float(copying[l, h]))
+            rows.append([f"{l}.{h}", score, *(json_number(float(size)) for size in sizes)])
     at = "" if offset is None else f" (keys {offset} back)"
     panel = {
         "kind": "table",
@@ -173,9 +181,7 @@ def show_scores(heads: Heads) -> Figure:
     kinds = list(heads.scores)
     said = ["shares of attention"] if {*kinds} - {*NOT_SHARES} else []
     note = "; ".join(said + [words for kind, words in NOT_SHARES.items() if kind in kinds])
-    rows = [
-        [f"{row['layer']}.{row['head']}", *plain(torch.tensor([row[kind] for kind in kinds]))] for row in heads.table()
-    ]
+    rows = [[f"{row['layer']}.{row['head']}", *(json_number(row[kind]) for kind in kinds)] for row in heads.table()]
     panel = {
         "kind": "table",
         "title": "Heads by their attention",
@@ -232,8 +238,8 @@ def _eigenvalues(head: Head) -> list[Panel]:
     except CircuitError:
         return []
     note = f"Eigenvalues of W_U W_OV W_E in the complex plane; to the right is copying (score {head.copying:.3g})."
-    points = torch.stack([values.real, values.imag], -1)
-    return [{"kind": "points", "title": "Full OV circuit", "note": note, "points": pack_tensor(points)}]
+    points = numbers(torch.stack([values.real, values.imag], -1))
+    return [{"kind": "points", "title": "Full OV circuit", "note": note, "points": points}]
 
 
 @show.register(Composition)
@@ -252,3 +258,54 @@ def show_composition(composition: Composition) -> Figure:
     )
     panel = matrix_panel(f"{composition.kind}-composition", note, excess, names[:-heads], names[heads:], " \u2192 ")
     return Figure(f"{composition.kind}-composition", [panel])
+
+
+@show.register(Patching)
+def show_patching(patching: Patching) -> Figure:
+    """The share of the clean run's answer that a patch at each place recovers: a row for each layer, or head."""
+    values = patching.recovered.detach().cpu()
+    n_heads = values.size(2) if values.ndim == 3 else 0
+    by_row = values.transpose(1, 2).flatten(0, 1) if n_heads else values
+    rows = [f"{layer}.{h}" for layer in patching.layers for h in range(n_heads)] or [
+        f"block {l}" for l in patching.layers
+    ]
+    places = [p for p in patching.positions if p is not None]
+    columns = [patching.tokens[p] for p in places] or ["all positions"]
+    how = "each place exactly" if patching.exact is not None else "estimated by one backward pass"
+    note = (
+        f"{patching.metric}: {patching.clean:.4g} in the clean run, {patching.corrupt:.4g} in the corrupt one. The "
+        f"share of the difference that comes back as the clean run's {patching.site} is put in, {how}: 0 nothing, 1 "
+        f"all of it."
+    )
+    if patching.exact is not None and patching.estimate is not None:
+        note += f" Estimates by one backward pass correlate with it at {patching.agreement['correlation']:.3g}."
+    title = f"Patching {patching.site}"
+    panel = matrix_panel(title, note, by_row, rows, columns, " at ")
+    return Figure(title, [panel | ({"places": places} if places else {})])
+
+
+@show.register(Ablation)
+def show_ablation(ablation: Ablation) -> Figure:
+    """The change of the metric without each head, or each block's part."""
+    title, effect = f"Without {ablation.site}, by {ablation.kind}", ablation.effect.detach().cpu()
+    note = f"{ablation.metric}: {ablation.baseline:.4g} with everything there; shown is the change."
+    if effect.ndim == 1:
+        return Figure(title, [bars_panel(title, [f"block {l}" for l in ablation.layers], effect, note)])
+    rows, columns = [f"block {l}" for l in ablation.layers], [f"head {h}" for h in range(effect.size(1))]
+    return Figure(title, [matrix_panel(title, note, effect, rows, columns, ", ")])
+
+
+@show.register(Why)
+def show_why(why: Why) -> Figure:
+    """The scores of one query: the contribution of each part at each key, largest parts first."""
+    values = why.values.detach().cpu()
+    order = values.abs().amax(1).argsort(descending=True).tolist()
+    rows = [why.labels[i] for i in order]
+    columns = list(why.tokens)
+    title = f"Why head {why.head} of block {why.layer} looks where it looks from {why.query}"
+    note = "A column is a key; its parts sum to its score. Keys with a higher score than others are read more."
+    note += "" if why.after_cap is None else " The scores are those before the cap (attention.score_cap)."
+    split = matrix_panel("Scores by what was written", note, values[torch.tensor(order)], rows, columns, " at ")
+    panels = [split | {"parts": True}]
+    panels.append(bars_panel("The scores themselves", columns, why.scores.detach().cpu()))
+    return Figure(title, [panel | {"places": why.keys} for panel in panels])

@@ -1,6 +1,7 @@
-// Requests to the server that sent this page, tensors in its answers, lines of JSON, and loading that is cancelled when it is no longer wanted.
+// Requests to the server that sent this page, lines of JSON, and loading that is cancelled when it is no longer wanted.
 
 import { useEffect, useState } from "./preact.js";
+import { decoded } from "./parts.js";
 
 const STORED = "pellucid-key";
 export const key = {
@@ -54,11 +55,6 @@ export function route(path, query = {}) {
   return words.size ? `${path}?${words}` : path;
 }
 
-/** An answer whose `arrays`, .npy files in base64, are {data, shape}; data is a typed array in the order of rows. */
-const decoded = (answer) =>
-  answer.arrays
-    ? { ...answer, arrays: Object.fromEntries(Object.entries(answer.arrays).map(([name, x]) => [name, parseNpy(x)])) }
-    : answer;
 export const getJson = async (path, signal) => decoded(await (await ask(path, null, signal)).json());
 export const postJson = async (path, body, signal) => decoded(await (await ask(path, body, signal)).json());
 
@@ -85,24 +81,6 @@ export async function* postLines(path, body, signal) {
       yield decoded(item);
     }
   }
-}
-
-const KINDS = { f4: Float32Array, i8: BigInt64Array, i4: Int32Array, u1: Uint8Array, b1: Uint8Array };
-
-/** The array in a file of numpy's format, version 1, in base64. */
-function parseNpy(text) {
-  const raw = atob(text),
-    bytes = new Uint8Array(raw.length);
-  for (let k = 0; k < raw.length; k++) bytes[k] = raw.charCodeAt(k);
-  const start = 10 + bytes[8] + 256 * bytes[9],
-    header = raw.slice(10, start);
-  const kind = header.match(/'descr': '[<|]([a-z]\d)'/)[1],
-    shape = header
-      .match(/'shape': \(([^)]*)\)/)[1]
-      .split(",")
-      .filter((x) => x.trim())
-      .map(Number);
-  return { data: new KINDS[kind](bytes.buffer.slice(start)), shape };
 }
 
 const NOTHING = { value: null, error: null, loading: false, seconds: 0 };

@@ -6,6 +6,7 @@ import { getJson, route, useJson, useLoad } from "./api.js";
 import { Choice, Num, Panel, Slider, Term, Toggle, Token, Waiting, three, useRepaint, useWidth } from "./parts.js";
 import { Bars, Lines, Scale, largest } from "./charts.js";
 import { Canvas, Facts, HINT, Loaded, Matrix, Quiet, TokenField, inks } from "./matrix.js";
+import { Plane } from "./plane.js";
 import { addDefaults } from "./state.js";
 
 addDefaults({
@@ -124,33 +125,6 @@ function HeadCard({ view, set, listing, layer, head }) {
       <div>${value.eigenvalues ? html`<h3>Eigenvalues of W_U W_OV W_E: copying score <${Num} name="card.copying" value=${value.copying} /></h3><${Plane} points=${value.eigenvalues} />` : html`<${Quiet}>${value.ov_reason}.<//>`}</div></div>
       <div class="beside even">${directions(value, "ov", "it reads", "it promotes")}${directions(value, "qk", "as keys", "as queries")}</div>`}
   <//>`;
-}
-
-/** Points in the complex plane, with the axes; to the right is copying. */
-function Plane({ points }) {
-  const box = useRef(),
-    wide = Math.min(360, useWidth(box, 320)),
-    high = 200;
-  const draw = (pen, ink) => {
-    const most = largest(points.flat()) * 1.1;
-    pen.strokeStyle = ink.line;
-    pen.strokeRect(-1, high / 2, wide + 2, high);
-    pen.strokeRect(wide / 2, -1, wide, high + 2);
-    pen.globalAlpha = 0.75;
-    for (const [re, im] of points) {
-      pen.fillStyle = re < 0 ? ink.negative : ink.positive;
-      pen.beginPath();
-      pen.arc(wide / 2 + (re / most) * (wide / 2 - 8), high / 2 - (im / most) * (high / 2 - 8), 3.2, 0, 7);
-      pen.fill();
-    }
-    pen.globalAlpha = 1;
-    pen.fillStyle = ink.quiet;
-    pen.textAlign = "right";
-    pen.fillText(three(most / 1.1), wide - 4, high / 2 - 9);
-    pen.textAlign = "left";
-    pen.fillText(`\u2212${three(most / 1.1)}`, 4, high / 2 - 9);
-  };
-  return html`<figure class="drawn" ref=${box}><${Canvas} width=${wide} height=${high} draw=${draw} label="Eigenvalues in the complex plane" /></figure>`;
 }
 
 // Composition --------------------------------------------------------------------------------

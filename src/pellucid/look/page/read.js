@@ -3,7 +3,7 @@
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./preact.js";
 import { getJson, route, useJson, useLoad } from "./api.js";
 import { marked, rampAt, readRamps } from "./common.js";
-import { Bars, largest } from "./charts.js";
+import { Bars, TopBars, largest } from "./charts.js";
 import { Matrix } from "./matrix.js";
 import { addDefaults, current } from "./state.js";
 import {
@@ -20,7 +20,7 @@ import {
   three,
   useRepaint,
 } from "./parts.js";
-import { FromText, NgramBars, NgramToggle, Progress, TopBars, useNgrams } from "./text_parts.js";
+import { FromText, NgramBars, NgramToggle, Progress, useNgrams } from "./text_parts.js";
 import { Tour } from "./tour.js";
 
 addDefaults({
@@ -303,7 +303,7 @@ export function Sampling({ view, set, a, pos, model }) {
     ${
       value
         ? html`<div class="two">
-      <div><h3>What the model says</h3><${Bars} label="the model's probabilities" most=${1} rows=${value.rows.slice(0, 12).map((one) => ({ label: html`<${Token} text=${one.text} />`, value: one.p, said: percent(one.p), name: `model.${one.id}` }))} /></div>
+      <div><h3>What the model says</h3><${TopBars} rows=${value.rows} name="model" most=${12} /></div>
       <div><h3>What is drawn from: ${value.kept} of ${model.n_vocab} tokens</h3><${Bars} label="the probabilities that are drawn from" most=${1} rows=${value.rows.slice(0, 12).map((one) => ({ label: html`<${Token} text=${one.text} />`, value: one.drawn_from, said: one.drawn_from ? percent(one.drawn_from) : "left out", name: `drawn.${one.id}`, selected: one.id === value.drawn.id }))} /></div>
     </div>
     <div class="guesses"><${NgramBars} facts=${ngrams.facts} /></div>

@@ -1,10 +1,21 @@
 // The frame of every page: the model, the prompts as tokens, the edits, the tabs. Each page is a module of its own.
 
 import { html, render, useEffect, useMemo, useRef, useState } from "./preact.js";
-import { readRamps, themeButton } from "./common.js";
+import { readRamps } from "./common.js";
 import { getTrace, key, useJson, useLoad } from "./api.js";
 import { address, current, set, useView } from "./state.js";
-import { CopyButton, Failed, Panel, Token, Waiting, explainTerms, loading, placesOf } from "./parts.js";
+import {
+  CopyButton,
+  Failed,
+  Panel,
+  ThemeButton,
+  Token,
+  Waiting,
+  explainTerms,
+  loading,
+  placesOf,
+  useKeys,
+} from "./parts.js";
 
 /** Each page's script is loaded when the page is opened. */
 const PAGES = [
@@ -68,7 +79,7 @@ function Inspector({ view, model }) {
   }, [a.loading, b.loading, a.value?.id, shown]);
   const n = a.value?.n ?? 0,
     pos = a.value ? ((Math.max(-n, Math.min(view.pos, n - 1)) % n) + n) % n : 0;
-  useKeys(view, model, pos, n);
+  useKeys({ pos, n, layer: view.layer, layers: model.n_layers, head: view.head, heads: model.n_heads, set });
   const tabs = useRef();
   useEffect(() => {
     const tab = tabs.current.querySelector("[aria-current]");
@@ -100,14 +111,6 @@ function Inspector({ view, model }) {
 const ModelFacts = ({ model }) =>
   model.said ??
   html`<span class="num" data-name="model.parameters" data-value=${String(model.parameters)}>${model.parameters.toLocaleString("en")}</span> parameters, ${model.n_layers} layers${model.n_heads ? ` \u00d7 ${model.n_heads} heads` : ""}, width ${model.architecture.d_model}, ${model.n_vocab.toLocaleString("en")} tokens known, reads up to ${model.n_ctx.toLocaleString("en")}`;
-
-function ThemeButton() {
-  const place = useRef();
-  useEffect(() => {
-    place.current.replaceChildren(themeButton());
-  }, []);
-  return html`<span ref=${place}></span>`;
-}
 
 function Checkpoints({ view, model }) {
   if (model.steps.length < 2)
@@ -173,35 +176,6 @@ function Edits({ view, a }) {
   if (!view.edits.length) return null;
   return html`<span class="edits" role="group" aria-label="Edits">${view.edits.map((edit, k) => html`<span class="edit"><b>${edit.op}</b> ${edit.name} ${placesOf(edit)} <button type="button" aria-label=${`Remove the edit of ${edit.name}`} onClick=${() => set({ edits: view.edits.filter((_, j) => j !== k) })}>\u00d7</button></span>`)}
     ${a?.change ? html`<${CopyButton} label="Copy edits as Python" code=${a.change} />` : null}</span>`;
-}
-
-/** The keyboard: arrows go along tokens and layers, h to the next head, / to the prompt; not while something is written. */
-function useKeys(view, model, pos, n) {
-  useEffect(() => {
-    const press = (event) => {
-      if (
-        event.ctrlKey ||
-        event.metaKey ||
-        event.altKey ||
-        event.target.closest("input, textarea, select, [role=slider]")
-      )
-        return;
-      if (event.key.startsWith("Arrow") && event.target.closest(".terms, pre")) return; // they are scrolled with the arrows
-      const act = {
-        ArrowLeft: () => pos > 0 && set({ pos: pos - 1 }),
-        ArrowRight: () => pos < n - 1 && set({ pos: pos + 1 }),
-        h: () => set({ head: (view.head + 1) % (model.n_heads || 1) }),
-        "[": () => set({ layer: Math.max(0, view.layer - 1) }),
-        "]": () => set({ layer: Math.min(model.n_layers - 1, view.layer + 1) }),
-        "/": () => document.getElementById("prompt")?.focus(),
-      }[event.key];
-      if (!act) return;
-      event.preventDefault();
-      act();
-    };
-    addEventListener("keydown", press);
-    return () => removeEventListener("keydown", press);
-  });
 }
 
 readRamps();

@@ -1,45 +1,17 @@
 // The page Stream: what the stream would predict at every point, tokens followed through it, who wrote a logit, lengths.
 
-import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
-import { colourOf, marked, printing } from "./common.js";
+import { html, useMemo, useState } from "./preact.js";
+import { marked } from "./common.js";
 import { getJson, route, useJson, useLines, useLoad } from "./api.js";
-import {
-  Choice,
-  CopyButton,
-  Num,
-  Term,
-  Toggle,
-  Token,
-  Waiting,
-  percent,
-  three,
-  useRepaint,
-  useWidth,
-} from "./parts.js";
+import { Choice, CopyButton, Num, Term, Toggle, Token, Waiting, percent, three } from "./parts.js";
 import { Bars, Lines, Scale, Waterfall, largest } from "./charts.js";
-import { Canvas, Facts, HINT, Loaded, Matrix, Quiet, TokenField, fitted, partName } from "./matrix.js";
+import { LensCell, LensGrid, STATS, counted, pointName, ramped } from "./trace_panels.js";
+import { Facts, HINT, Loaded, Matrix, Quiet, TokenField, partName } from "./matrix.js";
 import { addDefaults } from "./state.js";
 
 addDefaults({ stat: "probability", mid: false, point: -1, pins: [], split: [], trail: "rank" });
 
 export const page = { name: "stream", title: "Stream", needs: "trace", Page };
-
-const BITS = { kl: "bits", entropy: "bits", surprisal: "bits" };
-const STATS = {
-  probability: "probability",
-  rank: "rank of the next token",
-  kl: "KL to the end",
-  entropy: "entropy",
-  surprisal: "surprisal",
-};
-
-const finite = (x) => (Number.isFinite(x) ? x : null);
-
-/** blocks.3.norm_1 and blocks.3.resid_mid as "3 middle". */
-function pointName(point) {
-  const [, layer, rest] = point.split(".");
-  return rest === "resid_pre" ? "embedding" : rest === "resid_post" ? `layer ${layer}` : `${layer} middle`;
-}
 
 function Page({ view, set, model, a, pos }) {
   const shared = { view, set, model, a, pos };
@@ -60,120 +32,13 @@ function Lens({ view, set, model, a, pos }) {
   return html`<${Loaded} id="lens" title="What the stream would predict" of=${load} value=${lens} what=${`reading the stream${done}`} before=${a.code} tools=${html`<${Toggle} label="between attention and MLP" value=${view.mid} onChange=${(mid) => set({ mid, point: -1 })} />`}
       head=${html`<${Quiet}>Each cell: the likeliest token if the network ended there (the <${Term} t="logit lens" />). Rows are points of the <${Term} t="residual stream" />, from the embedding up to the last layer.<//>
       <div class="row"><span class="quiet">Colour</span><${Choice} label="Colour" value=${stat} options=${STATS} onChange=${(to) => set({ stat: to })} /><span class="push"></span>${ramp ? html`<${Scale} low=${ramp.low} high=${ramp.high} />` : null}</div>`}>
-    ${() => html`<${Grid} ...${{ lens, ramp, stat }} at=${[point, pos]} onSelect=${([p, i]) => set({ point: p, pos: i })} /><${Cell} ...${{ view, set, a, lens, point, pos }} />`}
+    ${() => html`<${LensGrid} ...${{ lens, ramp, stat }} at=${[point, pos]} onSelect=${([p, i]) => set({ point: p, pos: i })} /><${Cell} ...${{ view, set, a, lens, point, pos }} />`}
   <//>`;
-}
-
-/** A rank with all of its digits. */
-const counted = (x) => (Number.isFinite(x) ? x.toLocaleString("en") : "\u2013");
-
-/** One number of every cell, where it stands on the ramp, and the ends of the ramp's key. Ranks count from 1 here, from 0 in Python. */
-function ramped(lens, stat, vocabulary) {
-  const [, points, n] = lens.stats.shape,
-    of = Object.keys(STATS).indexOf(stat),
-    data = lens.stats.data.subarray(of * points * n, (of + 1) * points * n);
-  if (stat === "rank")
-    return {
-      data: data.map((x) => x + 1),
-      level: (x) => 1 - Math.log(x) / Math.log(vocabulary),
-      low: `rank ${vocabulary.toLocaleString("en")}`,
-      high: "1",
-    };
-  const most =
-    stat === "probability"
-      ? 1
-      : stat === "entropy"
-        ? Math.log2(vocabulary)
-        : largest(data.filter(Number.isFinite), 0.01);
-  return { data, level: (x) => x / most, low: "0", high: stat === "probability" ? "1" : `${three(most)} bits` };
-}
-
-const CELL = 24;
-/** On paper, which does not scroll, the grid is in strips below each other of this width in pixels. */
-const PAPER = 640,
-  MOST_STRIPS = 12;
-
-/** The grid on a canvas as wide as its frame, which draws only the columns in sight; the last point is on top. */
-function Grid({ lens, ramp, stat, at, onSelect }) {
-  const frame = useRef(),
-    [left, setLeft] = useState(0),
-    wide = useWidth(frame, 900),
-    [points, n, k] = lens.ids.shape,
-    small = wide < 500;
-  const gutter = 78,
-    cell = Math.max(small ? 56 : 74, Math.min(150, Math.floor(((printing ? PAPER : wide) - gutter) / n))),
-    y = (p) => CELL * (points - p);
-  useRepaint();
-  const part = (left, wide) => (pen, ink, over) => {
-    const first = Math.max(0, Math.floor(left / cell)),
-      last = Math.min(n - 1, Math.ceil((left + wide) / cell));
-    pen.font = `12px ${ink.mono}`;
-    pen.textAlign = "center";
-    for (let i = first; i <= last; i++) {
-      const x = gutter + i * cell - left,
-        write = (text, top, colour) => {
-          pen.fillStyle = colour;
-          pen.fillText(fitted(pen, marked(text), cell - 8), x + cell / 2, top + CELL / 2);
-        };
-      write(lens.tokens[i], 0, i === at[1] ? ink.accent : ink.quiet);
-      for (let p = 0; p < points; p++) {
-        const value = ramp.data[p * n + i],
-          known = Number.isFinite(value),
-          colour = colourOf(known ? ramp.level(value) : 0);
-        if (known) {
-          pen.fillStyle = colour.fill;
-          pen.fillRect(x + 0.5, y(p) + 0.5, cell - 1, CELL - 1);
-        }
-        write(lens.words[lens.ids.data[(p * n + i) * k]], y(p), known ? colour.ink : ink.text);
-      }
-    }
-    for (const [c, colour] of [
-      [over, ink.text],
-      [at, ink.accent],
-    ])
-      if (c) {
-        pen.strokeStyle = colour;
-        pen.lineWidth = 2;
-        pen.strokeRect(gutter + c[1] * cell - left + 1, y(c[0]) + 1, cell - 2, CELL - 2);
-      }
-    pen.fillStyle = ink.raised;
-    pen.fillRect(0, 0, gutter - 2, y(-1));
-    pen.textAlign = "left";
-    pen.font = "12px system-ui, sans-serif";
-    lens.points.forEach((name, p) => {
-      pen.fillStyle = p === at[0] ? ink.accent : ink.quiet;
-      pen.fillText(fitted(pen, pointName(name), gutter - 8), 0, y(p) + CELL / 2);
-    });
-  };
-  useEffect(() => {
-    // the chosen position stays in sight
-    const x = at[1] * cell,
-      view = frame.current;
-    if (x < view.scrollLeft || x + cell > view.scrollLeft + wide - gutter)
-      view.scrollLeft = Math.max(0, x - (wide - gutter) / 2);
-  }, [at[1], cell, wide]);
-  const hit = (x, top) => {
-    const i = Math.floor((x - gutter + left) / cell),
-      p = points - Math.floor(top / CELL);
-    return x > gutter && i >= 0 && i < n && p >= 0 && p < points ? [p, i] : null;
-  };
-  const columns = Math.max(1, Math.floor((PAPER - gutter) / cell)),
-    strips = printing ? Math.min(MOST_STRIPS, Math.ceil(n / columns)) : 0;
-  const strip = (_, s) => {
-    const width = gutter + Math.min(columns, n - s * columns) * cell;
-    return html`<${Canvas} width=${width} height=${y(-1) + 4} draw=${part(s * columns * cell, width)} label=${`The logit lens from position ${s * columns}`} />`;
-  };
-  return html`<figure class="drawn"><div class="strips">${Array.from({ length: strips }, strip)}</div><div ref=${frame} class="frame" tabindex="-1" onScroll=${(event) => setLeft(event.currentTarget.scrollLeft)}><div style=${{ width: `${Math.max(wide, gutter + n * cell)}px` }}>
-    <${Canvas} width=${wide} height=${y(-1) + 4} draw=${part(left, wide)} hit=${hit} onPick=${onSelect} name="lens" label="The logit lens: positions in columns, points of the stream in rows" style=${{ position: "sticky", left: "0px", maxWidth: "none" }}
-      onArrow=${(dx, dy) => onSelect([Math.max(0, Math.min(points - 1, at[0] - dy)), Math.max(0, Math.min(n - 1, at[1] + dx))])} /></div></div>
-    <figcaption>${pointName(lens.points[at[0]])} at ${at[1]}: ${STATS[stat]} <b>${stat === "rank" ? counted(ramp.data[at[0] * n + at[1]]) : three(ramp.data[at[0] * n + at[1]])}</b> ${BITS[stat] ?? ""}</figcaption></figure>`;
 }
 
 /** The chosen cell: its likeliest tokens, its numbers, and the pinned tokens' way through the stream. */
 function Cell({ view, set, a, lens, point, pos }) {
-  const [points, n, k] = lens.ids.shape,
-    start = (point * n + pos) * k,
-    target = lens.target[pos],
+  const target = lens.target[pos],
     { trail } = view;
   const usual = [...new Set([target, ...a.top[pos].slice(0, 3).map((one) => one.id)])].filter((id) => id !== null),
     pins = view.pins.length ? view.pins : usual;
@@ -189,19 +54,7 @@ function Cell({ view, set, a, lens, point, pos }) {
     x: value.points.map((_, p) => p),
     y: value.points.map((_, p) => (trail === "rank" ? value.rank[p][j] + 1 : value.probability[p][j])),
   }));
-  return html`<div class="beside even"><div><h3>${pointName(lens.points[point])}, after <${Token} text=${lens.tokens[pos]} /> at ${pos}</h3>
-      <${Bars} label="The likeliest tokens there" most=${1} rows=${Array.from({ length: k }, (_, j) => {
-        const id = lens.ids.data[start + j],
-          p = lens.probabilities.data[start + j];
-        return {
-          label: html`<${Token} text=${lens.words[id]} onClick=${() => pin(id)} title="Follow this token, or no longer" />`,
-          selected: pins.includes(id),
-          value: p,
-          said: percent(p),
-          name: `lens.${point}.${pos}.${id}`,
-        };
-      })} />
-      <${Facts} rows=${Object.keys(STATS).map((stat, s) => [STATS[stat], `lens.${stat}`, finite(lens.stats.data[(s * points + point) * n + pos] + (stat === "rank" ? 1 : 0)), BITS[stat], stat === "rank" ? counted : null])}>${target === null ? null : html`<span>the text goes on with <${Token} text=${lens.words[target]} /></span>`}<//></div>
+  return html`<div class="beside even"><div><${LensCell} ...${{ lens, point, pos }} pinned=${pins} onToken=${pin} /></div>
     <div><div class="head"><h3>Tokens followed through the stream</h3><${Choice} label="What is followed" value=${trail} options=${{ rank: "rank", probability: "probability" }} onChange=${(to) => set({ trail: to })} /></div>
       <${Waiting} of=${followed} what="following tokens" />
       ${

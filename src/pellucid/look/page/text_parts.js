@@ -2,8 +2,8 @@
 
 import { html } from "./preact.js";
 import { route, useJson, useLines } from "./api.js";
-import { Bars } from "./charts.js";
-import { Failed, Panel, Term, Token, Waiting, percent } from "./parts.js";
+import { TopBars } from "./charts.js";
+import { Failed, Panel, Term, Token, Waiting } from "./parts.js";
 
 export const hexPairs = (hex) => hex.match(/../g) ?? [];
 const strict = new TextDecoder("utf-8", { fatal: true });
@@ -91,10 +91,6 @@ export function useNgrams(view, a, pos) {
 
 export const NgramToggle = ({ view, set }) =>
   html`<label class="toggle"><input type="checkbox" checked=${view.ngrams} onChange=${(event) => set({ ngrams: event.target.checked })} /> beside <${Term} t="n-gram">n-grams<//> counted on the training text</label>`;
-
-/** The likeliest tokens, as bars; the one that stands in the text is framed. */
-export const TopBars = ({ rows, name, own }) =>
-  html`<${Bars} label=${name} most=${1} rows=${rows.slice(0, 8).map((one) => ({ label: html`<${Token} text=${one.text} />`, value: one.p, said: percent(one.p), name: `${name}.${one.id}`, selected: one.id === own }))} />`;
 
 /** What each n-gram expects, a column for each. */
 export const NgramBars = ({ facts, own }) =>

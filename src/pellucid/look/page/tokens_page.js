@@ -2,7 +2,7 @@
 
 import { html } from "./preact.js";
 import { route, useLines } from "./api.js";
-import { Scale } from "./charts.js";
+import { Scale, TopBars } from "./charts.js";
 import { colourOf, marked } from "./common.js";
 import { addDefaults } from "./state.js";
 import { CopyButton, Num, Panel, Term, Token, Waiting, percent, alike, three, useRepaint } from "./parts.js";
@@ -11,7 +11,6 @@ import {
   NgramBars,
   NgramToggle,
   Progress,
-  TopBars,
   foldLines,
   hexPairs,
   readable,

@@ -1,7 +1,7 @@
 // The page: what is asked, what comes back, and the way back.
 
 import { make, readRamps, redraw, themeButton, three } from "./common.js";
-import { scaleBar } from "./common_elements.js";
+import { scaleBar } from "./elements.js";
 import { ServerError, ask, events, key } from "./api.js";
 import { asCurl, asPython } from "./copy.js";
 import { Alternatives, MOST_BITS, WrittenText, fromEntries, fromLists } from "./tokens.js";

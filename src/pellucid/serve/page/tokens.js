@@ -1,7 +1,7 @@
 // Tokens as the server names them, and the text that they make: every token coloured by its surprisal.
 
 import { colourOf, follow, make, percent, spelled, three } from "./common.js";
-import { bars } from "./common_elements.js";
+import { bars } from "./elements.js";
 
 /** Surprisal of this many bits, or more, has the colour at the end of the scale. */
 export const MOST_BITS = 8;

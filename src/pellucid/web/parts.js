@@ -1,7 +1,7 @@
 // The parts that every page is made of: panels, numbers, tokens, choices.
 
 import { html, useEffect, useRef, useState } from "./preact.js";
-import { follow, printing, spelled, three } from "./common.js";
+import { follow, printing, spelled, themeButton, three } from "./common.js";
 import { TERMS } from "./terms.js";
 
 export { alike, three, percent } from "./common.js";
@@ -148,3 +148,64 @@ export function useWidth(ref, usual = 600) {
   }, []);
   return printing && ref.current ? ref.current.clientWidth : width;
 }
+
+export function ThemeButton() {
+  const place = useRef();
+  useEffect(() => {
+    place.current.replaceChildren(themeButton());
+  }, []);
+  return html`<span ref=${place}></span>`;
+}
+
+/** The keyboard: arrows go along tokens, [ and ] along layers, h to the next head, / to the prompt; not while something is written. */
+export function useKeys({ pos, n, layer, layers, head, heads, set }) {
+  useEffect(() => {
+    const press = (event) => {
+      if (
+        event.ctrlKey ||
+        event.metaKey ||
+        event.altKey ||
+        event.target.closest("input, textarea, select, [role=slider]")
+      )
+        return;
+      if (event.key.startsWith("Arrow") && event.target.closest(".terms, pre")) return; // they are scrolled with the arrows
+      const act = {
+        ArrowLeft: () => pos > 0 && set({ pos: pos - 1 }),
+        ArrowRight: () => pos < n - 1 && set({ pos: pos + 1 }),
+        h: () => set({ head: (head + 1) % (heads || 1) }),
+        "[": () => set({ layer: Math.max(0, layer - 1) }),
+        "]": () => set({ layer: Math.min(layers - 1, layer + 1) }),
+        "/": () => document.getElementById("prompt")?.focus(),
+      }[event.key];
+      if (!act) return;
+      event.preventDefault();
+      act();
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  });
+}
+
+const KINDS = { f4: Float32Array, i8: BigInt64Array, i4: Int32Array, u1: Uint8Array, b1: Uint8Array };
+
+/** The array in a file of numpy's format, version 1, in base64. */
+function parseNpy(text) {
+  const raw = atob(text),
+    bytes = new Uint8Array(raw.length);
+  for (let k = 0; k < raw.length; k++) bytes[k] = raw.charCodeAt(k);
+  const start = 10 + bytes[8] + 256 * bytes[9],
+    header = raw.slice(10, start);
+  const kind = header.match(/'descr': '[<|]([a-z]\d)'/)[1],
+    shape = header
+      .match(/'shape': \(([^)]*)\)/)[1]
+      .split(",")
+      .filter((x) => x.trim())
+      .map(Number);
+  return { data: new KINDS[kind](bytes.buffer.slice(start)), shape };
+}
+
+/** An answer whose `arrays`, .npy files in base64, are {data, shape}; data is a typed array in the order of rows. */
+export const decoded = (answer) =>
+  answer.arrays
+    ? { ...answer, arrays: Object.fromEntries(Object.entries(answer.arrays).map(([name, x]) => [name, parseNpy(x)])) }
+    : answer;

@@ -154,7 +154,8 @@ const clamp = (x, n) => Math.min(n - 1, Math.max(0, x));
  *   ramp      "amount": 0 to `high`; "signed": -`high` to `high`; `companded` shows the square root of an amount
  *   rowNames, columnNames   texts of the axes, tokens with their blanks marked
  *   selected  [row, column];  onSelect(row, column);  describe(row, column, value) -> the line below
- *   most      the width in pixels;  biggest, that of a cell;  rings  cells [row, column] that get a ring
+ *   most      the width in pixels;  biggest, that of a cell;  tall, the height of a row, else cells are squares
+ *   rings     cells [row, column] that get a ring
  */
 export function Matrix({
   values,
@@ -172,27 +173,31 @@ export function Matrix({
   name,
   most = 620,
   biggest = 28,
+  tall = null,
   rings = [],
 }) {
   const box = useRef(),
     repaint = useRepaint(),
     room = Math.min(most, useWidth(box));
-  const named = rowNames && room / columns > 9,
+  const named = rowNames && (tall ?? room / columns) > 9,
     longest = (names) => 7.3 * Math.min(12, Math.max(...names.map((text) => text.length)));
   const left = named ? Math.min(92, room * 0.24, longest(rowNames) + 10) : 0,
-    top = named && columnNames ? Math.min(66, 14 + 0.95 * longest(columnNames)) : 0;
+    top = named && columnNames && room / columns > 9 ? Math.min(66, 14 + 0.95 * longest(columnNames)) : 0;
   const lean = Math.min(26, top * 0.42); // how far the last name leans over the edge
   const side = Math.min(biggest, (room - left - lean) / columns),
+    down = tall ?? side,
     right = left + side * columns,
-    bottom = top + side * rows;
-  const pool = Math.max(1, Math.ceil(1 / (side * (devicePixelRatio || 1)))); // cells that share a pixel: the largest is drawn
+    bottom = top + down * rows;
+  const pooled = (size) => Math.max(1, Math.ceil(1 / (size * (devicePixelRatio || 1)))), // the largest of a pixel is drawn
+    pool = pooled(side),
+    poolRows = pooled(down);
   const picture = useMemo(() => {
     const across = Math.ceil(columns / pool);
-    return bitmap(Math.ceil(rows / pool), across, ramp, (cell) => {
-      const r0 = Math.floor(cell / across) * pool,
+    return bitmap(Math.ceil(rows / poolRows), across, ramp, (cell) => {
+      const r0 = Math.floor(cell / across) * poolRows,
         k0 = (cell % across) * pool;
       let x = NaN;
-      for (let r = r0; r < Math.min(rows, r0 + pool); r++)
+      for (let r = r0; r < Math.min(rows, r0 + poolRows); r++)
         for (let k = k0; k < Math.min(columns, k0 + pool); k++) {
           const y = values[r * columns + k];
           if (Number.isFinite(y) && !(Math.abs(y) <= Math.abs(x))) x = y;
@@ -204,17 +209,17 @@ export function Matrix({
             255 * Math.min(1, Math.max(0, ramp === "signed" ? (u + 1) / 2 : companded ? Math.sqrt(Math.max(0, u)) : u)),
           );
     });
-  }, [values, rows, columns, ramp, high, companded, pool, repaint]);
+  }, [values, rows, columns, ramp, high, companded, pool, poolRows, repaint]);
   const draw = (pen, ink, over) => {
     pen.imageSmoothingEnabled = false;
-    pen.drawImage(picture, left, top, side * pool * picture.width, side * pool * picture.height);
+    pen.drawImage(picture, left, top, side * pool * picture.width, down * poolRows * picture.height);
     pen.strokeStyle = ink.raised;
     pen.beginPath();
-    if (side > 6) {
+    if (Math.min(side, down) > 6) {
       // thin lines between cells
       for (let r = 1; r < rows; r++) {
-        pen.moveTo(left, top + r * side);
-        pen.lineTo(right, top + r * side);
+        pen.moveTo(left, top + r * down);
+        pen.lineTo(right, top + r * down);
       }
       for (let k = 1; k < columns; k++) {
         pen.moveTo(left + k * side, top);
@@ -223,12 +228,12 @@ export function Matrix({
       pen.stroke();
     }
     const [r, k] = over ?? selected ?? [-1, -1];
-    pen.font = `${Math.min(12, Math.max(9, side - 2))}px ${ink.mono}`;
+    pen.font = `${Math.min(12, Math.max(9, down - 2))}px ${ink.mono}`;
     pen.textAlign = "right";
     if (left)
       rowNames.forEach((text, j) => {
         pen.fillStyle = j === r ? ink.text : ink.quiet;
-        pen.fillText(fitted(pen, text, left - 8), left - 5, top + (j + 0.5) * side);
+        pen.fillText(fitted(pen, text, left - 8), left - 5, top + (j + 0.5) * down);
       });
     pen.textAlign = "left";
     if (top)
@@ -242,8 +247,8 @@ export function Matrix({
       });
     if (r >= 0) {
       pen.fillStyle = "rgb(128 128 128 / .16)";
-      pen.fillRect(left, top + r * side, side * columns, Math.max(1, side));
-      pen.fillRect(left + k * side, top, Math.max(1, side), side * rows);
+      pen.fillRect(left, top + r * down, side * columns, Math.max(1, down));
+      pen.fillRect(left + k * side, top, Math.max(1, side), down * rows);
     }
     for (const [colour, thick] of [
       [ink.ground, 4],
@@ -253,7 +258,7 @@ export function Matrix({
         pen.strokeStyle = colour;
         pen.lineWidth = thick;
         pen.beginPath();
-        pen.arc(left + (k + 0.5) * side, top + (r + 0.5) * side, Math.max(2, 0.3 * side), 0, 7);
+        pen.arc(left + (k + 0.5) * side, top + (r + 0.5) * down, Math.max(2, 0.3 * side), 0, 7);
         pen.stroke();
       }
     for (const [cell, colour] of [
@@ -263,11 +268,11 @@ export function Matrix({
       if (cell) {
         pen.strokeStyle = colour;
         pen.lineWidth = 2;
-        pen.strokeRect(left + cell[1] * side, top + cell[0] * side, Math.max(side, 3), Math.max(side, 3));
+        pen.strokeRect(left + cell[1] * side, top + cell[0] * down, Math.max(side, 3), Math.max(down, 3));
       }
   };
   const hit = (x, y) => {
-    const r = Math.floor((y - top) / side),
+    const r = Math.floor((y - top) / down),
       k = Math.floor((x - left) / side);
     return r >= 0 && r < rows && k >= 0 && k < columns ? [r, k] : null;
   };

@@ -1,9 +1,6 @@
-// What the pages without a framework share: chips, bars, the key of a ramp, the arrow keys.
-// A page of one file has this text in its script without the words import and export.
+// What the page is made of besides common.js: bars, and the key of a ramp.
 
-import { alike, colourOf, follow, make, spelled } from "./common.js";
-
-export const chip = (text, attributes = {}) => make("span", { class: "chip", dir: "auto", ...attributes }, ...spelled(text));
+import { alike, colourOf, follow, make } from "./common.js";
 
 export function scaleBar(low, high, ramp = "amount") {
   const bar = make("i");
@@ -13,18 +10,6 @@ export function scaleBar(low, high, ramp = "amount") {
   });
   return make("span", { class: "scale" }, low, bar, high);
 }
-
-/** Call one of four functions on the arrow keys, with the page standing still. */
-export function arrows(element, { left, right, up, down }) {
-  element.addEventListener("keydown", (event) => {
-    const act = { ArrowLeft: left, ArrowRight: right, ArrowUp: up, ArrowDown: down }[event.key];
-    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    act();
-  });
-}
-
-export const within = (x, n) => Math.min(n - 1, Math.max(0, x));
 
 /** Rows of label, bar and number: [{name: node, value, text}], signed around the middle where any is negative. A whole bar is
     `most`, 1 for shares, or the largest value. */

@@ -29,7 +29,7 @@ export const TERMS = {
   "earlier copies": "The share of a head's attention that goes to earlier occurrences of the same token.",
   embedding: "The first step: each token's id picks a row of a table, and this vector enters the model.",
   entropy:
-    "How undecided the model is, in bits. 0: it is sure of one token. 10 bits: as undecided as among 1,024 equal ones.",
+    "How undecided the model, or a head's attention, is, in bits. 0: sure of one token. 10 bits: as undecided as among 1,024 equal ones.",
   "first token head": "A head that attends to the first token, often because it has nothing to do there.",
   "first token":
     "The share of a head's attention that goes to the first token, where many heads rest when they find nothing.",

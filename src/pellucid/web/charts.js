@@ -3,7 +3,7 @@
 
 import { html, useRef, useState } from "./preact.js";
 import { alike, colourOf, three } from "./common.js";
-import { useRepaint, useWidth } from "./parts.js";
+import { Token, percent, useRepaint, useWidth } from "./parts.js";
 
 /** The size of the largest magnitude, or `least` where all are zero. */
 export const largest = (values, least = 1e-12) => {
@@ -26,6 +26,10 @@ export function Bars({ rows, most = null, label }) {
       <div class="number" data-name=${row.name} data-value=${String(row.value)}>${row.said ?? number(row.value)}</div>`;
   })}</div>`;
 }
+
+/** The likeliest tokens, as bars; the one that stands in the text is framed. */
+export const TopBars = ({ rows, name, own, most = 8 }) =>
+  html`<${Bars} label=${name} most=${1} rows=${rows.slice(0, most).map((one) => ({ label: html`<${Token} text=${one.text} />`, value: one.p, said: percent(one.p), name: `${name}.${one.id}`, selected: one.id === own }))} />`;
 
 /** Parts that add up: [{label, value, name, onClick}]; each bar begins where the last ends, and the last row is the sum. */
 export function Waterfall({ rows, total, label }) {
