@@ -29,7 +29,7 @@ def recipe_values(run: Path) -> dict[str, Any]:
     values = read_json(path)
     options = values.get("options")
     kind = options.get("kind") if isinstance(options, dict) else None
-    if not isinstance(kind, str) or kind not in FUNCTIONS:
+    if not isinstance(options, dict) or not isinstance(kind, str) or kind not in FUNCTIONS:
         raise RecipeError(
             f"{path} is not a recipe: expected an object whose options.kind is one of {', '.join(FUNCTIONS)}, found "
             f"{kind!r}; was the file written by another version, or damaged?"
