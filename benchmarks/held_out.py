@@ -21,7 +21,7 @@ import numpy as np
 from pellucid.predictors.ngram import NGram
 from pellucid.text import learn_tokenizer, prepare_tokens, read_corpus
 from pellucid.text.split import Rule, split_corpus
-from pellucid.text.tokens.store import Part
+from pellucid.text.tokens.store import TokenSequence
 
 BOOK, LANGUAGES = "austen-emma.txt", ("amh", "ell_monotonic", "hin", "jpn", "rus")
 NOTES, SHORTEST, LONGEST, RIGHTS = 90, 400, 2500, 900
@@ -78,7 +78,7 @@ def row(folder: Path, rule: Rule, seed: int) -> str:
     return f"{rule:<11} {seed:>4}  {of:<24} {ends:>4}  {own:>7.3f} {other:>7.3f}  {context:>7.3f}"
 
 
-def bits(ngram: NGram, part: Part) -> float:
+def bits(ngram: NGram, part: TokenSequence) -> float:
     """Bits per byte that an n-gram needs of a part."""
     nats = -float(ngram.log_probs(part.read(0, len(part))).mean())
     return nats / math.log(2) * len(part) / part.n_bytes

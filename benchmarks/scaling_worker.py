@@ -124,17 +124,17 @@ def pellucid_step(shape: list[int], asked: dict[str, Any], cluster: Any) -> Step
     from pellucid.runs.metrics import MetricsFile
     from pellucid.runs.optimizer import make_optimizer
     from pellucid.runs.options import with_record, with_train
-    from pellucid.runs.processes import ALONE
+    from pellucid.runs.processes import SINGLE_PROCESS
     from pellucid.runs.trainer import LAG, Trainer
     from pellucid.text.tokens.batches import Batches
-    from pellucid.text.tokens.store import Part
+    from pellucid.text.tokens.store import TokenSequence
     from pellucid.training.objectives import MicroBatch
     from pellucid.training.recipe import make_recipe
     from pellucid.training.resolve_recipe import resolve_batch
     from pellucid.training.trainable import TransformerTrainable
 
     n_layers, n_heads, d_model, n_ctx, n_vocab = shape
-    rows, processes = asked["rows"], cluster or ALONE
+    rows, processes = asked["rows"], cluster or SINGLE_PROCESS
     fields = {
         "attention.bias": "none", "mlp.bias": "none", "norm.bias": "none", "mlp.activation": "gelu",
         "n_layers": n_layers, "n_heads": n_heads, "d_model": d_model, "n_ctx": n_ctx, "dropout": 0.0, "accumulate": 1,
@@ -147,7 +147,7 @@ def pellucid_step(shape: list[int], asked: dict[str, Any], cluster: Any) -> Step
     model = divided_architecture(with_vocabulary(recipe.model, n_vocab), asked["part_of"])
     recipe = with_record(replace(recipe, model=model), decay=(1 << 30, 1 << 30))
     recipe = with_train(resolve_batch(recipe, torch.device("cpu")), batch=rows, accumulate=1)
-    batches = Batches(Part.from_ids(random_ids(model.n_vocab), model.n_vocab), n_ctx, rows, 0)
+    batches = Batches(TokenSequence.from_ids(random_ids(model.n_vocab), model.n_vocab), n_ctx, rows, 0)
 
     class Rows:
         def at(self, step: int, micro: int, of: int) -> MicroBatch:

@@ -114,7 +114,7 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     from pellucid.runs.options import with_record
     from pellucid.runs.trainer import LAG, Trainer
     from pellucid.text.tokens.batches import Batches
-    from pellucid.text.tokens.store import Part
+    from pellucid.text.tokens.store import TokenSequence
     from pellucid.training import build as setup
     from pellucid.training import resolve_recipe as resolve
     from pellucid.training.objectives import MicroBatch, autocast
@@ -133,7 +133,7 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     recipe = make_recipe(("ids",), given.get("preset", "gpt2"), {**BIASLESS, **fields})
     recipe = with_record(replace(recipe, model=with_vocabulary(recipe.model, n_vocab)), decay=(1 << 30, 1 << 30))
     recipe = resolve.resolve_batch(recipe, device)
-    batches = Batches(Part.from_ids(ids, n_vocab), n_ctx, batch, 0)
+    batches = Batches(TokenSequence.from_ids(ids, n_vocab), n_ctx, batch, 0)
 
     class Data:
         def at(self, step: int, micro: int, of: int) -> MicroBatch:

@@ -16,7 +16,7 @@ from pellucid.model.block import PostBlock, PreBlock, PreCrossBlock
 from pellucid.model.cache import CachedSource, CacheLayer
 from pellucid.model.embed import Embed, NGrams
 from pellucid.model.kernels import FusedAttention
-from pellucid.model.mask import Mask, causal, everything
+from pellucid.model.mask import Mask, attend_everywhere, causal
 from pellucid.model.mlp import ACTIVATION
 from pellucid.model.norm import Identity, LayerNorm, LayerNormEpsOutside
 from pellucid.model.positions import Alibi, Learned, Relative, RotaryTable, Sinusoidal, buckets
@@ -146,7 +146,7 @@ def fused_becomes(kind: type) -> Plant:
 
 def unmask(network: Transformer, patch: pytest.MonkeyPatch | None = None) -> None:
     """The first block reads later tokens."""
-    network.blocks[0].attn.mask.rule, network.blocks[0].attn.mask.plain = everything, False
+    network.blocks[0].attn.mask.rule, network.blocks[0].attn.mask.plain = attend_everywhere, False
 
 
 def scale_of_one(network: Transformer, patch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from pellucid.runs.overfitting import Curve
 from pellucid.text.read.pairs import read_pairs, split_pairs
 from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 from pellucid.text.tokens.pairs import prepare_pairs
-from pellucid.text.tokens.store import Part
+from pellucid.text.tokens.store import TokenSequence
 
 TINY = {name: value for name, value in FIELDS.items() if name != "steps"}
 
@@ -56,7 +56,7 @@ def test_a_run_stores_and_prints_what_counting_makes_of_its_held_out_text(text, 
     about = json.loads((run.path / "data.json").read_bytes())["parts"]
     ids = np.frombuffer(text.read_bytes(), dtype=np.uint8).astype(np.int64)
     tokens = [np.append(ids[: about["train"]["bytes"]], 256), np.append(ids[about["train"]["bytes"] :], 256)]
-    train_part, held_out = (Part.from_ids(t, 257, (0,), len(t) - 1) for t in tokens)
+    train_part, held_out = (TokenSequence.from_ids(t, 257, (0,), len(t) - 1) for t in tokens)
     expected = score_baselines(*tokens, held_out, 257)
     found = measured(run)
     assert found.predictors == expected
@@ -110,7 +110,7 @@ def test_of_long_texts_a_part_is_read_and_it_says_how_much(text, tmp_path, monke
     assert (found.counted, found.scored) == (1000, 200)
     assert "counted on 1,000 of 3," in found.reach
     assert "scored on 200 of " in found.reach
-    part = Part.from_ids(np.arange(1050))
+    part = TokenSequence.from_ids(np.arange(1050))
     assert baselines.spread(part, 200).tolist() == [*range(100), *range(950, 1050)]
     assert baselines.spread(part, 1050).tolist() == list(range(1050))
 
@@ -167,13 +167,13 @@ def test_repeats_are_what_a_plain_search_finds(monkeypatch):
     rng = np.random.default_rng(0)
     train_ids, fresh = rng.integers(0, 50, 1000), rng.integers(0, 50, 320)
     fresh[64:80], fresh[160:192], fresh[304:320] = train_ids[40:56], train_ids[500:532], train_ids[984:1000]
-    one, other = Part.from_ids(train_ids, 50, (0,), 8000), Part.from_ids(fresh, 50, (0,), 2560)
+    one, other = TokenSequence.from_ids(train_ids, 50, (0,), 8000), TokenSequence.from_ids(fresh, 50, (0,), 2560)
     assert window_length(other) == 16  # 8 bytes a token: 12.5 tokens would do
     searched = "".join(map(chr, train_ids))
     windows = ["".join(map(chr, fresh[i : i + 16])) for i in range(0, 320, 16)]
     assert repeats(one, other) == Repeats(sum(w in searched for w in windows) / 20, 20, 16, 1000)
     assert repeats(one, other).share == 4 / 20
-    assert repeats(one, Part.from_ids(fresh[:10], 50, (0,), 80)).windows == 0
+    assert repeats(one, TokenSequence.from_ids(fresh[:10], 50, (0,), 80)).windows == 0
 
 
 def test_held_out_text_that_is_also_trained_on_is_warned_of(tmp_path):
@@ -215,7 +215,7 @@ def test_held_out_text_that_is_unlike_the_training_text_is_warned_of(tmp_path, u
 
 def test_a_unigram_needs_its_entropy_of_its_own_text():
     """Of equally frequent ids: as many bits as there are, in tokens that are two bytes each."""
-    part = Part.from_ids(np.arange(64_000) % 64, 64, (0,), 128_000)
+    part = TokenSequence.from_ids(np.arange(64_000) % 64, 64, (0,), 128_000)
     assert baselines.unigram_of(part.read(0, len(part)), part, 64) == pytest.approx(3, rel=1e-3)
     found = [Baseline("uniform", 6.0, 4.0), Baseline("unigram", 5.0, 3.59)]
     assert not baselines.warn_of_unlike(3.0, found)
@@ -246,7 +246,7 @@ def test_too_many_passes_are_warned_of(text, tmp_path):
 
 def test_a_model_that_can_hold_the_text_by_heart_is_warned_of(text):
     """Of 100,000 bytes at 1 bit each: 10,000 parameters cannot, 120,000 can, and in three epochs none does."""
-    part = Part.from_ids(np.zeros(4000, dtype=np.int64), 257, (0,), 100_000)
+    part = TokenSequence.from_ids(np.zeros(4000, dtype=np.int64), 257, (0,), 100_000)
     small = replace(recipe_for(text), model=recipe_for(text).model.with_fields({"n_vocab": 257}))
     large = replace(small, model=small.model.with_fields({"d_model": 64}))
     assert not baselines.warn_of_too_few(small, 30.0, part, 1.0)

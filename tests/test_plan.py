@@ -20,7 +20,7 @@ from pellucid.model.attention import choose_attention_kernel
 from pellucid.parameter_counts import count_parameters
 from pellucid.plan import ACCELERATORS, flops, largest_batch, make_plan, plan_lines, speed
 from pellucid.plan.accelerators import PlanError
-from pellucid.plan.flops import written
+from pellucid.plan.flops import flops_per_generated_token
 from pellucid.plan.format import duration, scaled, size
 from pellucid.plan.planning import cache_bytes, changes_that_help
 from pellucid.plan.speed import extrapolated, training_speed
@@ -97,7 +97,7 @@ def test_a_token_is_written_with_the_products_of_one_position(a: Architecture):
         cache = Cache(a, capacity=a.n_ctx)
         network(draw_tokens(a, 1, a.n_ctx - 1), cache=cache, **source)
         found = counted(lambda: network(draw_tokens(a, 1, 1), cache=cache, **source))
-        assert found == written(a, a.n_ctx).forward
+        assert found == flops_per_generated_token(a, a.n_ctx).forward
         assert cache_bytes(a) == cache.nbytes
 
 

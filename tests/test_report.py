@@ -17,19 +17,19 @@ from pellucid.architecture import Architecture
 from pellucid.cli import main
 from pellucid.report import write_page
 from pellucid.report.charts import (
-    BOTTOM,
     HEIGHT,
-    LEFT,
+    MARGIN_BOTTOM,
+    MARGIN_LEFT,
+    MARGIN_RIGHT,
+    MARGIN_TOP,
     POINTS,
-    RIGHT,
-    TOP,
     WIDTH,
     Line,
     ReferenceLine,
     chart,
-    short_number,
     spaced,
     thinned,
+    tick_label,
     ticks,
 )
 from pellucid.report.contents import STEPS_TOGETHER, Contents
@@ -527,8 +527,8 @@ def test_any_numbers_make_a_picture(values, levels):
     # what leaves the picture is cut by the svg that the line is in
     assert all(-4 * HEIGHT <= y <= 5 * HEIGHT for _, y in places)
     assert made[: made.index("<polyline")].count("<svg") == 2
-    late = [y for x, y in places if x > LEFT + (WIDTH - LEFT - RIGHT) / 19]
-    assert all(TOP - 1 <= y <= HEIGHT - BOTTOM + 1 for y in late)
+    late = [y for x, y in places if x > MARGIN_LEFT + (WIDTH - MARGIN_LEFT - MARGIN_RIGHT) / 19]
+    assert all(MARGIN_TOP - 1 <= y <= HEIGHT - MARGIN_BOTTOM + 1 for y in late)
 
 
 def test_names_do_not_lie_on_each_other():
@@ -556,7 +556,7 @@ def test_labels_of_baselines_never_collide(levels, values):
     places = sorted(float(at["y"]) for at in names)
     assert all(after - before >= 11.4 for before, after in itertools.pairwise(places))
     assert places[0] >= 8
-    assert places[-1] <= HEIGHT - BOTTOM + 4
+    assert places[-1] <= HEIGHT - MARGIN_BOTTOM + 4
     edge = max(float(at["x2"]) for at in drawn)
     labels = re.findall(r'<text class="name quiet" x="([\d.]+)" y="[\d.]+">([^<]+)</text>', made)
     for x, label in labels:
@@ -584,14 +584,14 @@ def test_a_point_outside_the_picture_is_never_passed_over_in_silence(values):
     made = chart("Loss", [Line("", list(enumerate(values)))])
     (line,) = re.findall(r'<polyline class="line model" points="([^"]+)"', made)
     places = [float(pair.split(",")[1]) for pair in line.split()]
-    outside = any(not TOP - 0.1 <= y <= HEIGHT - BOTTOM + 0.1 for y in places)
+    outside = any(not MARGIN_TOP - 0.1 <= y <= HEIGHT - MARGIN_BOTTOM + 0.1 for y in places)
     assert outside == ("The axis is cut" in made)
 
 
 def test_ticks_are_round_and_inside():
     assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
     assert ticks(2.1, 3.4) == pytest.approx([2.2, 2.4, 2.6, 2.8, 3.0, 3.2, 3.4])
-    assert [short_number(x) for x in (0, 0.5, 2000.0, 20_000.0, 3e6, 2e-5)] == ["0", "0.5", "2000", "20k", "3M", "2e-5"]
+    assert [tick_label(x) for x in (0, 0.5, 2000.0, 20_000.0, 3e6, 2e-5)] == ["0", "0.5", "2000", "20k", "3M", "2e-5"]
 
 
 def test_parameters_of_a_narrower_embedding_are_counted_by_its_width(trained):

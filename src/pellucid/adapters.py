@@ -7,7 +7,7 @@ from pellucid.hub.files import CONFIG, is_adapter
 from pellucid.hub.folder import Folder
 from pellucid.hub.open import find_folder, open_folder
 from pellucid.hub.own_code import PREFIX
-from pellucid.hub.peft import changes_of
+from pellucid.hub.peft import lora_deltas
 from pellucid.hub.peft import write_adapter as write_files
 from pellucid.hub.tables import FAMILIES, Family
 from pellucid.hub.text_towers import whole_model_name
@@ -68,7 +68,7 @@ def write_run_adapter(
     checkpoint_file = named_checkpoint(run, checkpoint)
     goal = FAMILIES[family] if family else family_of_base(recipe, trust)
     scale = recipe.adapt.scaled_by / recipe.adapt.rank
-    changes = dict(changes_of(factors(checkpoint_file.weights), scale, recipe.model, goal))
+    changes = dict(lora_deltas(factors(checkpoint_file.weights), scale, recipe.model, goal))
     if (base := open_base(recipe, trust)) is not None:
         if goal is None:
             changes = {PREFIX + module: change for module, change in changes.items()}

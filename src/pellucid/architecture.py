@@ -595,14 +595,14 @@ class Architecture:
         return type(self).from_dict(values)
 
 
-PARTS = ("attention", "mlp", "positions", "norm", "dropout")
+OPTION_GROUPS = ("attention", "mlp", "positions", "norm", "dropout")
 
 
 @functools.cache
 def architecture_fields() -> tuple[str, ...]:
     """The dotted name of every field that can be set by name."""
-    names = [f.name for f in fields(Architecture) if f.name not in (*PARTS, "encoder")] + ["dropout"]
-    for part in PARTS:
+    names = [f.name for f in fields(Architecture) if f.name not in (*OPTION_GROUPS, "encoder")] + ["dropout"]
+    for part in OPTION_GROUPS:
         kind = field_hints(Architecture)[part]
         names += [f"{part}.{f.name}" for f in fields(kind)]
     return tuple(names)

@@ -14,14 +14,22 @@ import numpy as np
 from pellucid.json_shapes import COUNT, POSITIVE, TEXT, Fields, ListOf
 from pellucid.parameter_counts import count_parameters
 from pellucid.predictors.ngram import NGram
-from pellucid.predictors.ngram_baselines import COUNTED, Baseline, as_part, baseline, rows_of, score_baselines, spread
+from pellucid.predictors.ngram_baselines import (
+    COUNTED,
+    Baseline,
+    as_token_sequence,
+    baseline,
+    rows_of,
+    score_baselines,
+    spread,
+)
 from pellucid.predictors.repeats import Repeats, repeats
 from pellucid.runs.metrics import last_evaluation, part_measured, read_metrics
 from pellucid.runs.pipeline import Run
 from pellucid.runs.run_dir import read_json
 from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
-from pellucid.text.tokens.store import Part, Tokens
+from pellucid.text.tokens.store import Tokens, TokenSequence
 from pellucid.training.chat import epoch_targets
 from pellucid.training.recipe import Recipe
 
@@ -73,8 +81,8 @@ class Baselines:
     @property
     def reach(self) -> str:
         """How much of either part was read."""
-        return f"counted on {_of(self.counted, self.n_train)} training tokens, scored on " + (
-            f"{_of(self.scored, self.n_held_out)} held-out tokens"
+        return f"counted on {_count_of_total(self.counted, self.n_train)} training tokens, scored on " + (
+            f"{_count_of_total(self.scored, self.n_held_out)} held-out tokens"
         )
 
     @property
@@ -107,7 +115,7 @@ def measure_baselines(
     much.
     """
     began = time.monotonic()
-    train, held_out = (as_part(tokens, name) for name in ("train", "held_out"))
+    train, held_out = (as_token_sequence(tokens, name) for name in ("train", "held_out"))
     masked, pairs = recipe.train.objective == "masked", isinstance(tokens, PairTokens)
     separator = tokens.separator if pairs or recipe.text.inside_documents == "yes" else None
     text = spread(held_out, SCORED)
@@ -165,7 +173,9 @@ def warn_of_repeats(repeats: Repeats) -> list[str]:
     ]
 
 
-def unigram_of(counted: np.ndarray, part: Part, n_vocab: int, poll: Callable[[], object] = lambda: None) -> float:
+def unigram_of(
+    counted: np.ndarray, part: TokenSequence, n_vocab: int, poll: Callable[[], object] = lambda: None
+) -> float:
     """Bits per byte of a unigram on the ids of this part that it is counted on."""
     nats = -float(NGram.train(counted, n_vocab, 1, poll=poll).log_probs(counted, poll).mean())
     return baseline("", nats, part).bits_per_byte
@@ -184,7 +194,7 @@ def warn_of_unlike(own: float, scores: list[Baseline]) -> list[str]:
     ]
 
 
-def warn_of_too_few(recipe: Recipe, passes: float, train: Part, bits_per_byte: float) -> list[str]:
+def warn_of_too_few(recipe: Recipe, passes: float, train: TokenSequence, bits_per_byte: float) -> list[str]:
     """A warning if the text is read more often than helps, or so often that the model can memorise it.
 
     The information in a text is estimated by the bits per byte of the best n-gram.
@@ -244,5 +254,5 @@ def verdict(results: Baselines, bits_per_byte: float, part: int = 0) -> str:
     return f"the model is behind {', '.join(ahead)} ({results.reach}): train longer, or on more text"
 
 
-def _of(some: int, everything: int) -> str:
+def _count_of_total(some: int, everything: int) -> str:
     return f"all {everything:,}" if some == everything else f"{some:,} of {everything:,}"

@@ -20,7 +20,7 @@ from pellucid.text.read.documents import bundled
 from pellucid.training.load import read_recipe
 from pellucid.training_run import train
 
-HERE, TEXTS = Path("runs/demo"), Path("runs/demo-texts")
+RUN_DIR, TEXTS = Path("runs/demo"), Path("runs/demo-texts")
 PROMPTS = ("ROMEO:\n", "KING RICHARD III:\n", "First Citizen:\n")
 #: the share of Shakespeare that is held out, at its end
 HELD_OUT = 0.1
@@ -54,7 +54,7 @@ def run_demo(arguments: list[str] | None = None) -> int:
     if not options.minutes > 0:
         raise RecipeError(f"--minutes {options.minutes:g}: expected a number above 0")
     if options.fresh:
-        shutil.rmtree(HERE, ignore_errors=True)
+        shutil.rmtree(RUN_DIR, ignore_errors=True)
     run = continue_or_start(options.minutes)
     if run.exit_code:
         return run.exit_code
@@ -64,15 +64,15 @@ def run_demo(arguments: list[str] | None = None) -> int:
 
 def continue_or_start(minutes: float) -> Run:
     """The finished demo run; an interrupted one is continued, and otherwise a new one starts."""
-    if not (HERE / "recipe.json").exists():
+    if not (RUN_DIR / "recipe.json").exists():
         texts, held_out = write_texts(bundled("shakespeare").read_text(encoding="utf-8"))
-        return train(texts, held_out=[held_out], out=HERE, minutes=minutes, fields=FIELDS, show=True)
+        return train(texts, held_out=[held_out], out=RUN_DIR, minutes=minutes, fields=FIELDS, show=True)
     # a run is finished once it has measured all of the held-out text
-    ends = [row["step"] for row in read_metrics(HERE / "metrics.jsonl") if row.get("whole")]
+    ends = [row["step"] for row in read_metrics(RUN_DIR / "metrics.jsonl") if row.get("whole")]
     if ends:
-        print(f"{HERE} is finished; make demo FRESH=1 trains it again\n")
-        return Run(HERE, read_recipe(HERE), max(ends))
-    return train(TEXTS / "train", out=HERE, resume=True, show=True)
+        print(f"{RUN_DIR} is finished; make demo FRESH=1 trains it again\n")
+        return Run(RUN_DIR, read_recipe(RUN_DIR), max(ends))
+    return train(TEXTS / "train", out=RUN_DIR, resume=True, show=True)
 
 
 def write_texts(text: str) -> tuple[Path, Path]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 #: files that `flush_files` waits for together
 FLUSHED_AT_ONCE = 8
-TAKEN = "{} exists: something else has taken that name; choose another one"
+NAME_EXISTS = "{} exists: something else has taken that name; choose another one"
 
 
 class DestinationError(ValueError):
@@ -36,23 +36,23 @@ def check_destination(path: str | Path) -> None:
         raise DestinationError(f"{path} cannot be written: {above} is not a folder; choose another path")
     try:
         trial = tempfile.mkdtemp(prefix=".pellucid-", dir=above)
-        names = [*missing[:-1], name_aside(missing[-1])] if missing else []  # it is longer
+        names = [*missing[:-1], temporary_name(missing[-1])] if missing else []  # it is longer
         Path(trial, *names).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        raise DestinationError(f"{path} cannot be written: {_reason(error, above)}; choose another path") from None
+        raise DestinationError(f"{path} cannot be written: {_error_text(error, above)}; choose another path") from None
     finally:
         if trial:
             shutil.rmtree(trial, ignore_errors=True)
 
 
-def _reason(error: Exception, folder: Path) -> str:
+def _error_text(error: Exception, folder: Path) -> str:
     """The reason, without the system's error number."""
     if isinstance(error, FileNotFoundError):
         return f"{folder} takes no new files"
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
-def name_aside(name: str) -> str:
+def temporary_name(name: str) -> str:
     """The name of a file or folder while it is written. The number of the process alone may be that of what was left
     over: in a container it is often 1.
     """
@@ -66,19 +66,19 @@ def atomic_output(destination: Path, *, single_file: bool = False) -> Iterator[P
     With `single_file`, the file of the destination's name in the folder gets it instead. Raises DestinationError where
     the destination has come into being meanwhile.
     """
-    folder = destination.with_name(name_aside(destination.name))
+    folder = destination.with_name(temporary_name(destination.name))
     folder.mkdir(parents=True)
     try:
         with naming(destination):  # a full disk
             yield folder
         if destination.exists():
-            raise DestinationError(TAKEN.format(destination))
+            raise DestinationError(NAME_EXISTS.format(destination))
         flush_folder(folder)
         try:
             os.rename(folder / destination.name if single_file else folder, destination)
         except OSError as error:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # since it was looked at
-                raise DestinationError(TAKEN.format(destination)) from None
+                raise DestinationError(NAME_EXISTS.format(destination)) from None
             raise
         flush_folder(destination.parent)
     finally:

@@ -32,9 +32,9 @@ Op = Literal["zero", "mean", "resample", "set", "add", "scale", "project_out", "
 #: the indices of an axis that an edit applies to: one, several, or a slice; None for all of them
 Indices = int | Sequence[int] | range | slice | None
 #: the options that restrict an edit to a part of a tensor, and the axis letters (`pellucid.tensor_names`) of each
-PLACES = {"row": "b", "head": "h", "kv_head": "g", "pos": "ij", "key": "j", "neuron": "fs"}
+AXES_OF_SELECTION = {"row": "b", "head": "h", "kv_head": "g", "pos": "ij", "key": "j", "neuron": "fs"}
 #: the fields that hold numbers
-NUMBERS = ("value", "factor", "low", "high")
+NUMERIC_FIELDS = ("value", "factor", "low", "high")
 
 
 class EditError(ValueError):
@@ -90,7 +90,7 @@ class Edit:
         if self.over not in (None, "batch", "pos"):
             raise EditError(f"over = {self.over!r}: give batch or pos, or give the mean that was measured as value")
         object.__setattr__(self, "value", _copied(self.value))
-        for axis in PLACES:
+        for axis in AXES_OF_SELECTION:
             object.__setattr__(self, axis, _checked(axis, getattr(self, axis)))
 
     def __eq__(self, other: object) -> bool:
@@ -98,7 +98,7 @@ class Edit:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that differ from their defaults, in plain JSON types."""
-        values = {f.name: _plain(f.name, getattr(self, f.name)) for f in fields(self)}
+        values = {f.name: _field_to_json(f.name, getattr(self, f.name)) for f in fields(self)}
         defaults = {f.name: f.default for f in fields(self)}
         return {name: value for name, value in values.items() if name in ("op", "name") or value != defaults[name]}
 
@@ -110,10 +110,10 @@ class Edit:
             raise EditError(f"an edit has no field {strange[0]!r}: the fields are {', '.join(sorted(known))}")
         if missing := [name for name in ("op", "name") if name not in values]:
             raise EditError(f"an edit was given without {missing[0]}: give op and name")
-        options: dict[str, Any] = {n: _span(v) if n in PLACES else v for n, v in values.items()}
-        for n in [n for n in NUMBERS if n in options]:
+        options: dict[str, Any] = {n: _span(v) if n in AXES_OF_SELECTION else v for n, v in values.items()}
+        for n in [n for n in NUMERIC_FIELDS if n in options]:
             try:
-                options[n] = _numbers(options[n])
+                options[n] = _decode_numbers(options[n])
             except ValueError as error:
                 raise EditError(f"{n} of the edit of {values['name']} is no array of numbers: {error}") from None
         return cls(**options)
@@ -201,7 +201,7 @@ def _checked(axis: str, indices: Any) -> Any:
         raise EditError(f"{axis} = {indices}: a slice of an edit has no step; give the numbers as a list")
     try:
         if isinstance(indices, slice):
-            numbers = [_whole(indices.start or 0), _whole(0 if indices.stop is None else indices.stop)]
+            numbers = [_as_integer(indices.start or 0), _as_integer(0 if indices.stop is None else indices.stop)]
         else:
             numbers = _wholes(indices)
     except TypeError:
@@ -220,12 +220,12 @@ def _checked(axis: str, indices: Any) -> Any:
 def _wholes(indices: Any) -> list[int]:
     """One integer, or several. Raises TypeError for others."""
     try:
-        return [_whole(indices)]
+        return [_as_integer(indices)]
     except TypeError:
-        return [_whole(n) for n in indices]
+        return [_as_integer(n) for n in indices]
 
 
-def _whole(number: Any) -> int:
+def _as_integer(number: Any) -> int:
     """An integer of Python, NumPy or PyTorch. Raises TypeError for everything else, True and False too."""
     if isinstance(number, bool) or str(getattr(number, "dtype", "")).endswith("bool"):
         raise TypeError
@@ -237,15 +237,15 @@ def _span(value: Any) -> Any:
     return slice(value.get("from"), value.get("to")) if isinstance(value, Mapping) else value
 
 
-def _plain(name: str, value: Any) -> Any:
+def _field_to_json(name: str, value: Any) -> Any:
     """A field in JSON types."""
-    if name in PLACES:
+    if name in AXES_OF_SELECTION:
         if isinstance(value, slice):
             return {"from": value.start or 0, "to": value.stop}
         return list(value) if isinstance(value, tuple) else value
     if hasattr(value, "keep"):
         raise EditError("an edit that refers to a trace cannot be written: write `trace.edits`, which hold the tensors")
-    return _json_numbers(value) if name in NUMBERS else value
+    return _json_numbers(value) if name in NUMERIC_FIELDS else value
 
 
 def _json_numbers(value: Any) -> Any:
@@ -257,10 +257,10 @@ def _json_numbers(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _numbers(value: Any) -> Any:
+def _decode_numbers(value: Any) -> Any:
     """Nested numbers back from `_json_numbers`. Raises ValueError for other text."""
     if isinstance(value, list):
-        return [_numbers(v) for v in value]
+        return [_decode_numbers(v) for v in value]
     if isinstance(value, str) and value not in ("inf", "-inf", "nan"):
         raise ValueError(f"{value[:40]!r}: expected a number, or inf, -inf or nan as text")
     return float(value) if isinstance(value, str) else value

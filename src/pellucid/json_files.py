@@ -82,7 +82,7 @@ def parse_json_value(content: bytes | str, where: str) -> Any:
     try:
         value = json.loads(
             content,
-            object_pairs_hook=_each_once,
+            object_pairs_hook=_object_without_repeats,
             parse_constant=_refuse,
             parse_float=_within_floats(float),
             parse_int=_within_floats(int),
@@ -93,17 +93,17 @@ def parse_json_value(content: bytes | str, where: str) -> Any:
         raise JSONFileError(f"{where} is damaged, it is not JSON: {str(error)[:200]}") from None
     level = [value]
     for _ in range(DEEPEST):
-        level = [part for whole in level for part in _parts(whole) if isinstance(part, dict | list)]
+        level = [part for whole in level for part in _children(whole) if isinstance(part, dict | list)]
         if not level:
             return value
     raise JSONFileError(f"{where} is nested too deeply: expected {DEEPEST} levels at most")
 
 
-def _parts(value: Any) -> Any:
+def _children(value: Any) -> Any:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         raise ValueError("an object has the same name twice")

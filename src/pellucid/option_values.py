@@ -8,11 +8,11 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Optional, TypeAlias, TypeVar
 
-Value = TypeVar("Value")
+OptionsT = TypeVar("OptionsT")
 if TYPE_CHECKING:
     #: the type of an option that the run chooses while it is None, which is typed and shown as auto. Type checkers let
     #: its value be used as it is: nearly all code reads options after the run has chosen them
-    Open: TypeAlias = Value | Any
+    Open: TypeAlias = OptionsT | Any
 else:
     Open = Optional
 

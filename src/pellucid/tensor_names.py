@@ -22,7 +22,7 @@ from pellucid.architecture import Architecture
 
 
 @dataclass(frozen=True)
-class Name:
+class TensorName:
     """One row: `symbol` in the source texts, `axes` in the project's letters, `equation`.
 
     `transformer_lens` is TransformerLens's classic name, "" where it has none.
@@ -36,172 +36,178 @@ class Name:
 
 
 TABLE = (
-    Name(
+    TensorName(
         "embed",
         "b i m",
         "S0 (1.3) t W_E^T; S1 z_bsd; S3 W_E[Ind(i)]; S4 e_j",
         "c W_E[t_i],  c = embed_scale; with d_embed c W_E[t_i] P^T, unless embed_projection = sum",
         "hook_embed",
     ),
-    Name("pos_embed", "b i m", "S0 Rem. 1.2 P; S1 p_sd; S4 Gamma", "W_P[i]", "hook_pos_embed"),
-    Name("seg_embed", "b i m", "", "W_S[s_i]", ""),
-    Name("ngram_embed", "b i m", "", "sum_n W_n[r_n(t_{i-n+1} ... t_i)]", ""),
-    Name("embed_norm.scale", "b i 1", "", "sigma or rho", ""),
-    Name("embed_norm.normalized", "b i m", "", "(x - mu) / sigma or x / rho", ""),
-    Name("embed_norm", "b i m", "", "norm(x_0)", ""),
-    Name(
+    TensorName("pos_embed", "b i m", "S0 Rem. 1.2 P; S1 p_sd; S4 Gamma", "W_P[i]", "hook_pos_embed"),
+    TensorName("seg_embed", "b i m", "", "W_S[s_i]", ""),
+    TensorName("ngram_embed", "b i m", "", "sum_n W_n[r_n(t_{i-n+1} ... t_i)]", ""),
+    TensorName("embed_norm.scale", "b i 1", "", "sigma or rho", ""),
+    TensorName("embed_norm.normalized", "b i m", "", "(x - mu) / sigma or x / rho", ""),
+    TensorName("embed_norm", "b i m", "", "norm(x_0)", ""),
+    TensorName(
         "embed_projected", "b i m", "", "y P^T + b_P, y the sum of the embeddings, normalised where embed_norm is", ""
     ),
-    Name("blocks.i.resid_pre", "b i m", "S0 X; S2 x0; S3 x^(l-1)", "x", "blocks.i.hook_resid_pre"),
-    Name("blocks.i.norm_1.scale", "b i 1", "S3, S4 sigma", "sigma or rho", "blocks.i.ln1.hook_scale"),
-    Name(
+    TensorName("blocks.i.resid_pre", "b i m", "S0 X; S2 x0; S3 x^(l-1)", "x", "blocks.i.hook_resid_pre"),
+    TensorName("blocks.i.norm_1.scale", "b i 1", "S3, S4 sigma", "sigma or rho", "blocks.i.ln1.hook_scale"),
+    TensorName(
         "blocks.i.norm_1.normalized",
         "b i m",
         "S3, S4 (x - mu) / sigma",
         "(x - mu) / sigma or x / rho",
         "blocks.i.ln1.hook_normalized",
     ),
-    Name("blocks.i.norm_1", "b i m", "S1 LN(z); S3, S4 LN", "norm(x)", "blocks.i.ln1.hook_out"),
-    Name("blocks.i.attn.q", "b h i d", "S1 q_bsea; S3 Query; S4 Q", "x W_Q^T", "blocks.i.attn.hook_q"),
-    Name("blocks.i.attn.k", "b g j d", "S1 k_bsea; S3 Key; S4 K", "x W_K^T", "blocks.i.attn.hook_k"),
-    Name("blocks.i.attn.v", "b g j d", "S1 v_bsea; S3 Value; S4 V", "x W_V^T", "blocks.i.attn.hook_v"),
-    Name("blocks.i.attn.rot_q", "b h i d", "", "R_i q_i", "blocks.i.attn.hook_rot_q"),
-    Name("blocks.i.attn.rot_k", "b g j d", "", "R_j k_j", "blocks.i.attn.hook_rot_k"),
-    Name(
+    TensorName("blocks.i.norm_1", "b i m", "S1 LN(z); S3, S4 LN", "norm(x)", "blocks.i.ln1.hook_out"),
+    TensorName("blocks.i.attn.q", "b h i d", "S1 q_bsea; S3 Query; S4 Q", "x W_Q^T", "blocks.i.attn.hook_q"),
+    TensorName("blocks.i.attn.k", "b g j d", "S1 k_bsea; S3 Key; S4 K", "x W_K^T", "blocks.i.attn.hook_k"),
+    TensorName("blocks.i.attn.v", "b g j d", "S1 v_bsea; S3 Value; S4 V", "x W_V^T", "blocks.i.attn.hook_v"),
+    TensorName("blocks.i.attn.rot_q", "b h i d", "", "R_i q_i", "blocks.i.attn.hook_rot_q"),
+    TensorName("blocks.i.attn.rot_k", "b g j d", "", "R_j k_j", "blocks.i.attn.hook_rot_k"),
+    TensorName(
         "blocks.i.attn.scores",
         "b h i j",
         "S2 x Y x^T; S3 Score / sqrt(d_k); S4 Z",
         "scale q_i . k_j (- slope |i - j|, + b[r(i - j)]), -inf where i may not read j",
         "blocks.i.attn.hook_attn_scores",
     ),
-    Name(
+    TensorName(
         "blocks.i.attn.pattern",
         "b h i j",
         "S0 (3.5) A^h; S1 w_bss'a; S3 Weight; S4 A",
         "softmax_j(scores)",
         "blocks.i.attn.hook_pattern",
     ),
-    Name("blocks.i.attn.z", "b h i d", "S1 y_bse; S3 AH; S4 V-hat", "sum_j A_ij v_j", "blocks.i.attn.hook_z"),
-    Name("blocks.i.attn.result", "b h i m", "S0 (3.6) h(X); S2 h_j", "z_h W_O^h^T", "blocks.i.attn.hook_result"),
-    Name("blocks.i.norm_1_out.scale", "b i 1", "", "sigma or rho", "blocks.i.ln1_post.hook_scale"),
-    Name(
+    TensorName("blocks.i.attn.z", "b h i d", "S1 y_bse; S3 AH; S4 V-hat", "sum_j A_ij v_j", "blocks.i.attn.hook_z"),
+    TensorName("blocks.i.attn.result", "b h i m", "S0 (3.6) h(X); S2 h_j", "z_h W_O^h^T", "blocks.i.attn.hook_result"),
+    TensorName("blocks.i.norm_1_out.scale", "b i 1", "", "sigma or rho", "blocks.i.ln1_post.hook_scale"),
+    TensorName(
         "blocks.i.norm_1_out.normalized",
         "b i m",
         "",
         "(x - mu) / sigma or x / rho",
         "blocks.i.ln1_post.hook_normalized",
     ),
-    Name("blocks.i.norm_1_out", "b i m", "", "norm(sum_h result + b_O)", "blocks.i.ln1_post.hook_out"),
-    Name(
+    TensorName("blocks.i.norm_1_out", "b i m", "", "norm(sum_h result + b_O)", "blocks.i.ln1_post.hook_out"),
+    TensorName(
         "blocks.i.attn_out",
         "b i m",
         "S0 sum_h h(X); S2 H(x); S4 e'",
         "c (sum_h result + b_O), or c norm_1_out,  c = residual_scale",
         "blocks.i.hook_attn_out",
     ),
-    Name("blocks.i.resid_mid", "b i m", "S0 ATTN_H(X); S2 x1; S3 x^(l-1,*)", "x + attn_out", "blocks.i.hook_resid_mid"),
-    Name("blocks.i.norm_cross.scale", "b i 1", "", "sigma or rho", ""),
-    Name("blocks.i.norm_cross.normalized", "b i m", "", "(x - mu) / sigma or x / rho", ""),
-    Name("blocks.i.norm_cross", "b i m", "S4 figure (Vaswani)", "norm(x)", ""),
-    Name("blocks.i.cross.q", "b h i d", "S4 figure (Vaswani)", "x W_Q^T", ""),
-    Name("blocks.i.cross.k", "b g j d", "S4 figure (Vaswani)", "y W_K^T for the encoder's output y", ""),
-    Name("blocks.i.cross.v", "b g j d", "S4 figure (Vaswani)", "y W_V^T", ""),
-    Name("blocks.i.cross.scores", "b h i j", "S4 figure (Vaswani)", "scale q_i . k_j", ""),
-    Name("blocks.i.cross.pattern", "b h i j", "S4 figure (Vaswani)", "softmax_j(scores)", ""),
-    Name("blocks.i.cross.z", "b h i d", "S4 figure (Vaswani)", "sum_j A_ij v_j", ""),
-    Name("blocks.i.cross.result", "b h i m", "S4 figure (Vaswani)", "z_h W_O^h^T", ""),
-    Name("blocks.i.cross_out", "b i m", "S4 figure (Vaswani)", "c (sum_h result + b_O),  c = residual_scale", ""),
-    Name("blocks.i.resid_cross", "b i m", "S4 figure (Vaswani)", "x + cross_out", ""),
-    Name("blocks.i.norm_2.scale", "b i 1", "S3, S4 sigma", "sigma or rho", "blocks.i.ln2.hook_scale"),
-    Name(
+    TensorName(
+        "blocks.i.resid_mid", "b i m", "S0 ATTN_H(X); S2 x1; S3 x^(l-1,*)", "x + attn_out", "blocks.i.hook_resid_mid"
+    ),
+    TensorName("blocks.i.norm_cross.scale", "b i 1", "", "sigma or rho", ""),
+    TensorName("blocks.i.norm_cross.normalized", "b i m", "", "(x - mu) / sigma or x / rho", ""),
+    TensorName("blocks.i.norm_cross", "b i m", "S4 figure (Vaswani)", "norm(x)", ""),
+    TensorName("blocks.i.cross.q", "b h i d", "S4 figure (Vaswani)", "x W_Q^T", ""),
+    TensorName("blocks.i.cross.k", "b g j d", "S4 figure (Vaswani)", "y W_K^T for the encoder's output y", ""),
+    TensorName("blocks.i.cross.v", "b g j d", "S4 figure (Vaswani)", "y W_V^T", ""),
+    TensorName("blocks.i.cross.scores", "b h i j", "S4 figure (Vaswani)", "scale q_i . k_j", ""),
+    TensorName("blocks.i.cross.pattern", "b h i j", "S4 figure (Vaswani)", "softmax_j(scores)", ""),
+    TensorName("blocks.i.cross.z", "b h i d", "S4 figure (Vaswani)", "sum_j A_ij v_j", ""),
+    TensorName("blocks.i.cross.result", "b h i m", "S4 figure (Vaswani)", "z_h W_O^h^T", ""),
+    TensorName("blocks.i.cross_out", "b i m", "S4 figure (Vaswani)", "c (sum_h result + b_O),  c = residual_scale", ""),
+    TensorName("blocks.i.resid_cross", "b i m", "S4 figure (Vaswani)", "x + cross_out", ""),
+    TensorName("blocks.i.norm_2.scale", "b i 1", "S3, S4 sigma", "sigma or rho", "blocks.i.ln2.hook_scale"),
+    TensorName(
         "blocks.i.norm_2.normalized",
         "b i m",
         "S3, S4 (x - mu) / sigma",
         "(x - mu) / sigma or x / rho",
         "blocks.i.ln2.hook_normalized",
     ),
-    Name("blocks.i.norm_2", "b i m", "S3, S4 LN", "norm(x)", "blocks.i.ln2.hook_out"),
-    Name("blocks.i.mlp.router", "b i e", "", "r = x W_R^T + b_R", ""),
-    Name(
+    TensorName("blocks.i.norm_2", "b i m", "S3, S4 LN", "norm(x)", "blocks.i.ln2.hook_out"),
+    TensorName("blocks.i.mlp.router", "b i e", "", "r = x W_R^T + b_R", ""),
+    TensorName(
         "blocks.i.mlp.expert_weights",
         "b i e",
         "",
         "g_e as mlp.router_softmax says, 0 for experts that i does not use",
         "",
     ),
-    Name("blocks.i.mlp.expert_k.gate", "b i f", "", "x W_gate^T + b_gate of expert k, for every position", ""),
-    Name("blocks.i.mlp.expert_k.pre", "b i f", "", "x W_up^T + b_up of expert k, for every position", ""),
-    Name(
+    TensorName("blocks.i.mlp.expert_k.gate", "b i f", "", "x W_gate^T + b_gate of expert k, for every position", ""),
+    TensorName("blocks.i.mlp.expert_k.pre", "b i f", "", "x W_up^T + b_up of expert k, for every position", ""),
+    TensorName(
         "blocks.i.mlp.expert_k.post",
         "b i f",
         "",
         "f(pre), or f(gate) * pre, of expert k",
         "",
     ),
-    Name("blocks.i.mlp.expert_k.result", "b i m", "", "g_k (post W_out^T + b_out) of expert k", ""),
-    Name("blocks.i.mlp.shared.gate", "b i s", "", "x W_gate^T + b_gate of the shared expert", ""),
-    Name("blocks.i.mlp.shared.pre", "b i s", "", "x W_up^T + b_up of the shared expert", ""),
-    Name(
+    TensorName("blocks.i.mlp.expert_k.result", "b i m", "", "g_k (post W_out^T + b_out) of expert k", ""),
+    TensorName("blocks.i.mlp.shared.gate", "b i s", "", "x W_gate^T + b_gate of the shared expert", ""),
+    TensorName("blocks.i.mlp.shared.pre", "b i s", "", "x W_up^T + b_up of the shared expert", ""),
+    TensorName(
         "blocks.i.mlp.shared.post",
         "b i s",
         "",
         "f(pre), or f(gate) * pre, of the shared expert",
         "",
     ),
-    Name("blocks.i.mlp.shared.result", "b i m", "", "s(x) (post W_out^T + b_out) of the shared expert", ""),
-    Name("blocks.i.mlp.gate", "b i f", "", "x W_gate^T + b_gate", "blocks.i.mlp.hook_pre"),
-    Name("blocks.i.mlp.pre", "b i f", "S0 (2.5) z^(1); S4 K~^T e", "x W_up^T + b_up", "blocks.i.mlp.hook_pre_linear"),
-    Name("blocks.i.mlp.pre.l", "b i f", "S0 (2.5) z^(l+1)", "a_l W_l^T + b_l", ""),
-    Name("blocks.i.mlp.post.l", "b i f", "S0 (2.6) a^(l+1)", "f(pre.l)", ""),
-    Name(
+    TensorName("blocks.i.mlp.shared.result", "b i m", "", "s(x) (post W_out^T + b_out) of the shared expert", ""),
+    TensorName("blocks.i.mlp.gate", "b i f", "", "x W_gate^T + b_gate", "blocks.i.mlp.hook_pre"),
+    TensorName(
+        "blocks.i.mlp.pre", "b i f", "S0 (2.5) z^(1); S4 K~^T e", "x W_up^T + b_up", "blocks.i.mlp.hook_pre_linear"
+    ),
+    TensorName("blocks.i.mlp.pre.l", "b i f", "S0 (2.5) z^(l+1)", "a_l W_l^T + b_l", ""),
+    TensorName("blocks.i.mlp.post.l", "b i f", "S0 (2.6) a^(l+1)", "f(pre.l)", ""),
+    TensorName(
         "blocks.i.mlp.post",
         "b i f",
         "S0 (2.6) a^(1); S4 sigma(K~^T e)",
         "f(pre), or f(gate) * pre",
         "blocks.i.mlp.hook_post",
     ),
-    Name("blocks.i.norm_2_out.scale", "b i 1", "", "sigma or rho", "blocks.i.ln2_post.hook_scale"),
-    Name(
+    TensorName("blocks.i.norm_2_out.scale", "b i 1", "", "sigma or rho", "blocks.i.ln2_post.hook_scale"),
+    TensorName(
         "blocks.i.norm_2_out.normalized",
         "b i m",
         "",
         "(x - mu) / sigma or x / rho",
         "blocks.i.ln2_post.hook_normalized",
     ),
-    Name("blocks.i.norm_2_out", "b i m", "", "norm(post W_out^T + b_out)", "blocks.i.ln2_post.hook_out"),
-    Name(
+    TensorName("blocks.i.norm_2_out", "b i m", "", "norm(post W_out^T + b_out)", "blocks.i.ln2_post.hook_out"),
+    TensorName(
         "blocks.i.mlp_out",
         "b i m",
         "S0 m(X); S2 MLP(x1); S3 FFN",
         "c (post W_out^T + b_out), or c sum_k of expert_k.result and shared.result; or c norm_2_out",
         "blocks.i.hook_mlp_out",
     ),
-    Name("blocks.i.resid_post", "b i m", "S0 (4.1) B(X); S2 x2; S3 x^(l)", "x + mlp_out", "blocks.i.hook_resid_post"),
-    Name("final_norm.scale", "b i 1", "S3, S4 sigma", "sigma or rho", "ln_final.hook_scale"),
-    Name(
+    TensorName(
+        "blocks.i.resid_post", "b i m", "S0 (4.1) B(X); S2 x2; S3 x^(l)", "x + mlp_out", "blocks.i.hook_resid_post"
+    ),
+    TensorName("final_norm.scale", "b i 1", "S3, S4 sigma", "sigma or rho", "ln_final.hook_scale"),
+    TensorName(
         "final_norm.normalized",
         "b i m",
         "S3, S4 (x - mu) / sigma",
         "(x - mu) / sigma or x / rho",
         "ln_final.hook_normalized",
     ),
-    Name("final_norm", "b i m", "S1, S3, S4 LN", "norm(x)", "ln_final.hook_out"),
-    Name(
+    TensorName("final_norm", "b i m", "S1, S3, S4 LN", "norm(x)", "ln_final.hook_out"),
+    TensorName(
         "logits",
         "b i v",
         "S0 l(S); S3 U x; S4 S",
         "c x W_U^T,  c = logit_scale; with d_embed c x Q^T W_U^T",
         "unembed.hook_out",
     ),
-    Name("probs", "b i v", "S0 P_S; S4 P", "softmax_v(logits)", ""),
-    Name("loss", "b i", "S4 -log P_v", "-log P(t_{i+1} | t_0 ... t_i)", ""),
+    TensorName("probs", "b i v", "S0 P_S; S4 P", "softmax_v(logits)", ""),
+    TensorName("loss", "b i", "S4 -log P_v", "-log P(t_{i+1} | t_0 ... t_i)", ""),
 )
 
 BLOCK_NORMS = ("norm_1", "norm_1_out", "norm_2", "norm_2_out")
 ROWS = {row.name: row for row in TABLE}
 
 
-def row(full: str) -> Name:
+def row(full: str) -> TensorName:
     """The row of the table that a full name such as `blocks.3.attn.pattern` belongs to."""
     template = re.sub(r"^(encoder\.)?blocks\.\d+\.", "blocks.i.", full).removeprefix("encoder.")
     return ROWS[_numbers_as_letters(template)]
@@ -298,14 +304,14 @@ def _numbered(name: str, a: Architecture) -> str:
 
 def names(a: Architecture) -> list[str]:
     """The full name of every tensor that a forward pass of this architecture computes, in the order of the table."""
-    return list(_names(a))
+    return list(_tensor_names(a))
 
 
 # every tensor that is read by its name asks for them
 @functools.lru_cache(maxsize=64)
-def _names(a: Architecture) -> dict[str, None]:
+def _tensor_names(a: Architecture) -> dict[str, None]:
     """The names as the keys of a dictionary, which keeps their order and finds one at once."""
-    found = [] if a.encoder is None else [f"encoder.{name}" for name in _names(a.encoder) if name != "logits"]
+    found = [] if a.encoder is None else [f"encoder.{name}" for name in _tensor_names(a.encoder) if name != "logits"]
     templates = [r.name for r in TABLE if not absent(r.name, a) and r.name not in ("probs", "loss")]
     inside = [t for t in templates if t.startswith("blocks.i.")]
     found += [t for t in templates if t in TEMPLATES_BEFORE]
@@ -340,7 +346,7 @@ def computation_order(a: Architecture) -> list[str]:
 
     It differs from that of the table in post-norm blocks, and where an MLP has several hidden layers.
     """
-    listed = {name: n for n, name in enumerate(_names(a))}
+    listed = {name: n for n, name in enumerate(_tensor_names(a))}
 
     def place(name: str) -> tuple[int, int]:
         inner = row(name).name.removeprefix("blocks.i.")
@@ -440,18 +446,18 @@ def select(patterns: str | Sequence[str], a: Architecture) -> list[str]:
 
     Raises KeyError with the reason where a pattern chooses nothing that this architecture has.
     """
-    known = _names(a)
+    known = _tensor_names(a)
     chosen: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         name = canonical(pattern, a)
         found = [name] if name in known else fnmatch.filter(known, name)
         if not found:
-            raise KeyError(_why_not(pattern, a))
+            raise KeyError(_why_no_tensor(pattern, a))
         chosen.update(found)
     return [name for name in known if name in chosen]
 
 
-def _why_not(pattern: str, a: Architecture) -> str:
+def _why_no_tensor(pattern: str, a: Architecture) -> str:
     name = canonical(pattern, a)
     template, layer = _template(name.removeprefix("encoder."))
     if template == _UNCAPPED:

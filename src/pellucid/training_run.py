@@ -28,7 +28,7 @@ from pellucid.runs.pipeline import (
     resumed_with,
     start_run,
 )
-from pellucid.runs.processes import ALONE, Processes, world_size
+from pellucid.runs.processes import SINGLE_PROCESS, Processes, world_size
 from pellucid.runs.recipe_changes import OF_MACHINE, OF_RECORD
 from pellucid.runs.reporter import PlainReporter, QuietReporter
 from pellucid.starting_model import base_weights, open_starting_model
@@ -36,7 +36,7 @@ from pellucid.text.ids import IdTokenizer
 from pellucid.text.read.known_scans import checking_text
 from pellucid.training.compiled_functions import lines_on_resuming
 from pellucid.training.config import ParallelOptions
-from pellucid.training.kinds import check_function, kind_of
+from pellucid.training.kinds import check_function, run_kind
 from pellucid.training.load import keep_base, read_recipe
 from pellucid.training.recipe import (
     OF_TOKENIZER,
@@ -180,7 +180,7 @@ def trainable_class(recipe: Recipe) -> type[TransformerTrainable]:
 def joined_processes() -> AbstractContextManager[Processes]:
     """A context in which this process has joined the others that a launcher has started; ALONE without a launcher."""
     if world_size() == 1:
-        return nullcontext(ALONE)
+        return nullcontext(SINGLE_PROCESS)
     from pellucid.training.parallel import joined
 
     return joined()
@@ -238,7 +238,7 @@ def start_from(
     if preset:
         raise RecipeError(f"--from takes the architecture of {model}: leave out --preset {preset}")
     check_changes(changes, start, paths)
-    if (Path(model) / "recipe.json").exists() and (kind := kind_of(Path(model))) != "transformer":
+    if (Path(model) / "recipe.json").exists() and (kind := run_kind(Path(model))) != "transformer":
         raise ModelError(f"{model} is a run of kind {kind}: --from needs a transformer")
     source = open_starting_model(model, revision, trust=trust)
     if isinstance(source.tokenizer, IdTokenizer):

@@ -17,7 +17,7 @@ import torch
 
 from pellucid import cli
 from pellucid.architecture import Architecture, Attention
-from pellucid.cli.chat import HELP, Conversation, hold, lines_of
+from pellucid.cli.chat import HELP, Conversation, answer_lines, lines_of
 from pellucid.generate.scoring import score_tokens
 from pellucid.language_model import LanguageModel
 from pellucid.model import Transformer
@@ -44,7 +44,7 @@ def talk(model, *lines, **options):
     out = io.StringIO()
     options = {"options": {"max_tokens": 6, "temperature": 0}} | options
     conversation = Conversation(model, out=out, **options)
-    hold(conversation, iter(f"{line}\n" for line in lines))
+    answer_lines(conversation, iter(f"{line}\n" for line in lines))
     return conversation, out.getvalue()
 
 
@@ -123,7 +123,7 @@ def test_earlier_messages_make_room_and_what_never_fits_is_said(model):
 def test_a_line_that_is_not_utf8_is_left_out_and_the_next_ones_are_read(model):
     out, lines = io.StringIO(), io.TextIOWrapper(io.BytesIO(b"hi\n  caf\xe9\nyes\n"), encoding="utf-8")
     conversation = Conversation(model, out=out, options={"max_tokens": 6, "temperature": 0})
-    hold(conversation, lines_of(lines, out))
+    answer_lines(conversation, lines_of(lines, out))
     assert [message["content"] for message in conversation.messages[::2]] == ["hi", "yes"]
     assert "this line is not UTF-8 from its character 6 on and is left out" in out.getvalue()
 

@@ -74,8 +74,8 @@ def test_its_model_has_a_previous_token_head_and_an_induction_head_above_it(tmp_
     """At fewer steps than three minutes have."""
     monkeypatch.chdir(tmp_path)
     texts, held_out = demo.write_texts(bundled("shakespeare").read_text(encoding="utf-8"))
-    train(texts, held_out=[held_out], out=demo.HERE, steps=2000, fields=demo.FIELDS)
-    heads = load(demo.HERE).heads()
+    train(texts, held_out=[held_out], out=demo.RUN_DIR, steps=2000, fields=demo.FIELDS)
+    heads = load(demo.RUN_DIR).heads()
     for kind, layer, least in (("previous", 0, 0.5), ("induction", 1, 0.4), ("attended_rank", 1, 0.5)):
         assert heads.best(kind)[0] == layer
         assert heads.scores[kind].max() >= least

@@ -19,8 +19,8 @@ from pellucid.cli import TOKENIZER_COMMANDS, examples_of
 from pellucid.cli.completion import completion
 from pellucid.cli.fields import fitted, sections
 from pellucid.field_docs import field_docs
-from pellucid.predictors.recipe import KINDS, predictor_fields
-from pellucid.training.recipe import PARTS, TextOptions, recipe_fields
+from pellucid.predictors.recipe import DESCRIPTION_OF_KIND, predictor_fields
+from pellucid.training.recipe import OPTION_CLASSES, TextOptions, recipe_fields
 
 SOURCE = Path(pellucid.__file__).parent
 ROOT = SOURCE.parent.parent
@@ -111,7 +111,7 @@ def test_what_was_meant_is_named(words, near, capsys, tmp_path, monkeypatch):
 # Fields -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["transformer", *KINDS])
+@pytest.mark.parametrize("kind", ["transformer", *DESCRIPTION_OF_KIND])
 def test_every_field_is_explained(kind, capsys, monkeypatch):
     """All names that --set takes, and no others; each with its meaning, the values it takes and its default."""
     monkeypatch.setenv("COLUMNS", "80")
@@ -171,7 +171,7 @@ def test_choices_show_their_defaults(capsys):
     assert cli.main(["train", "--help-fields"]) == 0
     out = capsys.readouterr().out
     assert "  train.schedule = wsd   (wsd | cosine | linear | constant)" in out
-    assert f"  text.held_out = {PARTS['text']().held_out}   (number)" in out
+    assert f"  text.held_out = {OPTION_CLASSES['text']().held_out}   (number)" in out
 
 
 # Completion -------------------------------------------------------------------------------------
@@ -254,7 +254,11 @@ def test_messages_name_options_that_exist(known):
 
 def test_messages_name_fields_that_exist():
     """What is said of train.batch or text.field can be set by that name."""
-    known = {*recipe_fields(), *(field for kind in KINDS for field in predictor_fields(kind)), "train.epochs"}
+    known = {
+        *recipe_fields(),
+        *(field for kind in DESCRIPTION_OF_KIND for field in predictor_fields(kind)),
+        "train.epochs",
+    }
     unknown = [
         f"{path.relative_to(SOURCE)}:{line}: {field}"
         for path in sorted(SOURCE.rglob("*.py"))

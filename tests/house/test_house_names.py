@@ -1,6 +1,7 @@
 """A name means one thing, says what it is, and a file's private names stay private."""
 
 import ast
+import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,21 @@ FORMER_MODULES = {
 #: identifiers that say nothing of what they hold, and how often they may occur in all
 EMPTY_NAMES = {"found", "given", "made", "place", "whole", "kept"}
 MOST_EMPTY_NAMES = 400
+
+#: words that any program has, and that alone say nothing of what a name stands for in this field
+GENERIC_WORDS = """
+    add added after again all alone always any anything around aside ask asked asking at be begin begun beside
+    best between both by case change changed changes done down each ends enough every everything extra fact
+    facts few find first for found from get give given gone here hide hold how in inside is item just keep
+    kept kind kinds known large larger largest last later left less like list listed long longer longest look
+    looked looks made make many more most name named names nearest need needed new next no none not nothing
+    number numbers of on once one only other others own part parts piece pieces place places plain put read
+    reason result results right said same say seen set settle settled short shorter shortest show shown side
+    sides small so some take taken tell thing to together told two unseen unused up used usual value values
+    want wanted what when where which whole why wide with without worst write written wrong
+"""
+#: the names of such words that are left: each new one needs a noun
+MOST_GENERIC_NAMES = 37
 
 
 @cache
@@ -77,6 +93,26 @@ def test_local_names_say_what_they_hold():
     }
     worst = sorted(counts.items(), key=lambda item: -item[1])[:5]
     assert sum(counts.values()) <= MOST_EMPTY_NAMES, f"most of them in {worst}"
+
+
+def names_of_module(tree: ast.Module) -> set[str]:
+    """The functions, classes and constants that a module defines, public and private."""
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return {name for name in names if name.strip("_") and not name.startswith("__")}
+
+
+def test_names_of_modules_have_a_noun_of_the_field():
+    generic, generic_words = [], set(GENERIC_WORDS.split())
+    for file, tree in trees().items():
+        for name in sorted(names_of_module(tree)):
+            words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", name)
+            if len(words) <= 2 and {word.lower() for word in words} <= generic_words:
+                generic.append(f"{file}: {name}")
+    assert len(generic) <= MOST_GENERIC_NAMES, generic
 
 
 def private(name: str) -> bool:

@@ -34,7 +34,7 @@ PARTS = {
     "Interruption": "runs/interrupt.py",
     "MetricsFile": "runs/metrics.py",
     "write_run_dir": "runs/run_dir.py",
-    "only_one": "runs/run_dir.py",
+    "training_lock": "runs/run_dir.py",
     "write_checkpoint": "runs/checkpoint.py",
     "Saver": "runs/saver.py",
     "TrainOptions": "runs/options.py",
@@ -43,13 +43,13 @@ PARTS = {
 CALLED_ONCE = {
     "choose_folder": "runs/pipeline.py",
     "write_run_dir": "runs/pipeline.py",
-    "only_one": "runs/pipeline.py",
+    "training_lock": "runs/pipeline.py",
     "Trainer": "runs/pipeline.py",
     "MetricsFile": "runs/pipeline.py",
     "deterministic_kernels": "runs/pipeline.py",
     "Optimizer": "runs/optimizer.py",
     "length_asked": "runs/pipeline.py",
-    "set_aside": None,
+    "rename_later_checkpoints": None,
 }
 
 

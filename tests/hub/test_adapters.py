@@ -14,7 +14,7 @@ from drawing import make_network
 from pellucid.cli import main
 from pellucid.hub.families import FAMILIES, FamilyError, architecture_of, parameter_shapes
 from pellucid.hub.open import open_folder
-from pellucid.hub.peft import changes_of
+from pellucid.hub.peft import lora_deltas
 from pellucid.language_model import LanguageModel
 from pellucid.model.weights import state_of
 from pellucid.runs.checkpoint import folder_of, steps_of
@@ -197,12 +197,12 @@ def test_experts_whose_adapters_peft_leaves_out_are_refused():
         shapes = {module: parameter_shapes(a)[f"{module}.weight"] for module in modules}
         pairs = {module: (torch.zeros(2, into), torch.zeros(out, 2)) for module, (out, into) in shapes.items()}
         if name == "qwen3_moe":
-            assert "model.layers.0.mlp.experts.1.gate_proj" in dict(changes_of(pairs, 1.0, a, FAMILIES[name]))
+            assert "model.layers.0.mlp.experts.1.gate_proj" in dict(lora_deltas(pairs, 1.0, a, FAMILIES[name]))
             continue
         with pytest.raises(FamilyError, match=r"experts\.1\.gate has a low-rank change, and peft leaves out"):
-            dict(changes_of(pairs, 1.0, a, FAMILIES[name]))
+            dict(lora_deltas(pairs, 1.0, a, FAMILIES[name]))
         del pairs[modules[1]]
-        assert list(dict(changes_of(pairs, 1.0, a, FAMILIES[name]))) == ["model.layers.0.self_attn.q_proj"]
+        assert list(dict(lora_deltas(pairs, 1.0, a, FAMILIES[name]))) == ["model.layers.0.self_attn.q_proj"]
 
 
 def test_a_base_that_is_gone_or_changed_is_refused(desk, capsys):

@@ -13,7 +13,7 @@ from pellucid import edits as change
 from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
 from pellucid.language_model import LanguageModel
 from pellucid.lens import Circuits, Head, InputError, trace
-from pellucid.lens.analysis.heads import KINDS, HeadScore, detect_heads, head_scores, repeated_tokens
+from pellucid.lens.analysis.heads import HEAD_SCORES, HeadScore, detect_heads, head_scores, repeated_tokens
 from pellucid.lens.analysis.steering import activations, direction, equal_rows, fit_probe, mean_activation
 from pellucid.model import Transformer
 from pellucid.tensor_names import axes, names
@@ -68,7 +68,7 @@ def test_a_head_that_copies_is_found():
 @given(architectures(max_ctx=10))
 def test_scores_of_any_architecture(a):
     found = detect_heads(of_ids(make_network(a)), rows=2)
-    for kind in KINDS:
+    for kind in HEAD_SCORES:
         scores = found.scores[kind]
         assert scores.shape == (a.n_layers, a.n_heads)
         assert (scores[~scores.isnan()].abs() <= 1 + 1e-9).all()

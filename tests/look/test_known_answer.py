@@ -9,7 +9,7 @@ from pellucid import edits
 from pellucid.language_model import LanguageModel, known_answer
 from pellucid.lens.analysis.metrics import logit_diff, probability
 from pellucid.look.experiment import MetricBody, SteerBody, steering_lines
-from pellucid.look.known_answer import FACTS, PLANTED, PROMPTS, WORDS, known_tokenizer
+from pellucid.look.known_answer import CAPITALS, PLANTED, PROMPTS, WORDS, known_tokenizer
 
 ROME, PARIS = "Rome is the capital of", "Paris is the capital of"
 REPEATED = "Anna Smith met Ivan Lee. Anna"
@@ -116,18 +116,18 @@ def test_ablation_leaves_all_but_one_head_without_effect(model: LanguageModel):
 @pytest.mark.parametrize("at", ["blocks.0.resid_pre", "blocks.1.resid_pre", "blocks.1.resid_post"])
 def test_steering_towards_a_city_raises_its_country(model: LanguageModel, at: str):
     """At every point and place that the page offers; the last token is none where both texts have the same there."""
-    for city, other in itertools.pairwise([*FACTS, " Rome"]):
+    for city, other in itertools.pairwise([*CAPITALS, " Rome"]):
         towards, away = (f"{name.strip()} is the capital of" for name in (city, other))
         for pos in ("mean", -1):
             body = SteerBody(a=away, at=at, towards=towards, away=away, pos=pos)
-            body.metric = MetricBody(kind="logit_diff", one=FACTS[city], other=FACTS[other])
+            body.metric = MetricBody(kind="logit_diff", one=CAPITALS[city], other=CAPITALS[other])
             start, *points = steering_lines(model, body)
             if start["length"] < 1e-5:
                 assert (pos, at) in [(-1, "blocks.0.resid_pre"), (-1, "blocks.1.resid_pre")]
                 continue
             value = {point["factor"]: point["value"] for point in points}
             assert all(value[factor] > value[0] for factor in value if factor > 0)
-            assert points[-1]["top"][0]["text"] == FACTS[city]
+            assert points[-1]["top"][0]["text"] == CAPITALS[city]
 
 
 def test_a_head_can_look_without_effect(model: LanguageModel):
@@ -144,4 +144,4 @@ def test_why_the_induction_head_looks_there(model: LanguageModel):
 
 def test_every_word_but_the_openings_is_in_the_sentences():
     assert len(set(WORDS)) == len(WORDS)
-    assert set(FACTS) | set(FACTS.values()) <= set(WORDS)
+    assert set(CAPITALS) | set(CAPITALS.values()) <= set(WORDS)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from drawing import architectures
 from pellucid.architecture import (
     MLP,
-    PARTS,
+    OPTION_GROUPS,
     Architecture,
     Attention,
     Dropout,
@@ -271,7 +271,7 @@ def test_every_choice_is_a_word_and_every_size_a_number():
             sizes = (int, float, tuple[int, ...], tuple[float, ...])
             assert (name in choices) != (field_type(name) in sizes), name
     assert all(len(set(options)) >= 2 for options in choices.values())
-    assert {name.partition(".")[0] for name in choices if "." in name} == set(PARTS) - {"dropout"}
+    assert {name.partition(".")[0] for name in choices if "." in name} == set(OPTION_GROUPS) - {"dropout"}
 
 
 def test_neither_torch_nor_numpy_is_needed_to_describe():

@@ -31,7 +31,7 @@ from pellucid.predictors.trainable import count_part
 from pellucid.runs.checkpoint import CheckpointError, folder_of, load_checkpoint, steps_of
 from pellucid.runs.metrics import WALL_CLOCK, read_metrics
 from pellucid.runs.options import RecipeError
-from pellucid.text.tokens.store import Part, Tokens
+from pellucid.text.tokens.store import Tokens, TokenSequence
 
 SMALL = {"tokenizer": "char", "batch": 4, "device": "cpu", "sample_every": 0}
 KINDS = {
@@ -135,7 +135,7 @@ def test_a_network_learns_and_is_measured_on_every_held_out_token(tmp_path, text
 def test_every_token_is_a_target_once_an_epoch_with_all_that_it_reads(kind):
     n_ctx = 64 if kind == "neural-probabilistic" else 16
     ids = np.arange(n_ctx * 6)  # each token says where it is from
-    part = Part.from_ids(ids, n_vocab=len(ids), n_bytes=len(ids))
+    part = TokenSequence.from_ids(ids, n_vocab=len(ids), n_bytes=len(ids))
     recipe = make_predictor_recipe(("-",), kind, {**KINDS[kind], "batch": 2}, {"steps": 3})
     recipe = described_by_text(recipe, len(ids), 0)
     data = PredictorData(part, part, recipe, torch.device("cpu"))

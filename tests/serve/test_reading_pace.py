@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pellucid.serve.reading_pace import ROUND_STEPS, ROUNDS_BETWEEN_STEPS, SHORTEST_PIECE, ReadingPace
+from pellucid.serve.reading_pace import FEWEST_PROMPT_TOKENS, ROUND_STEPS, ROUNDS_BETWEEN_STEPS, ReadingPace
 
 
 def paced(pace: ReadingPace, step: float, for_each: float, rounds: int = 40, fixed: float = 0.0) -> list[int]:
@@ -25,11 +25,11 @@ def longest_piece(step: float, for_each: float, fixed: float = 0.0) -> Any:
 
 def test_a_round_with_a_piece_takes_as_many_steps_as_it_may():
     pace = ReadingPace(256)
-    assert pace.length == SHORTEST_PIECE
+    assert pace.length == FEWEST_PROMPT_TOKENS
     assert paced(pace, step=0.05, for_each=0.001)[-1] == longest_piece(0.05, 0.001)
     assert paced(pace, step=0.03, for_each=0.0005, fixed=0.005)[-1] == longest_piece(0.03, 0.0005, fixed=0.005)
     # a pass of its own over the weights takes longer than a step
-    assert paced(pace, step=0.01, for_each=0.001, fixed=0.02)[-1] == SHORTEST_PIECE
+    assert paced(pace, step=0.01, for_each=0.001, fixed=0.02)[-1] == FEWEST_PROMPT_TOKENS
     assert paced(pace, step=9.0, for_each=0.001)[-1] == 256
 
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pellucid.text.tokens.batches import Batches, BatchesError, feistel, permute, windows
-from pellucid.text.tokens.store import Part, TokensError
+from pellucid.text.tokens.store import TokenSequence, TokensError
 
 
-def ring(n: int, starts=(0,)) -> Part:
+def ring(n: int, starts=(0,)) -> TokenSequence:
     """Tokens that are their own positions."""
-    return Part.from_ids(np.arange(n), starts=starts)
+    return TokenSequence.from_ids(np.arange(n), starts=starts)
 
 
 @pytest.mark.parametrize("order", [permute, feistel])
@@ -106,7 +106,7 @@ def test_parts_of_a_batch_together_are_the_batch(sizes, step, inside):
 
 
 def test_batches_are_int64_and_unpack_to_two():
-    inputs, targets = Batches(Part([np.arange(100, dtype=np.uint16)], np.array([0]), 100), 8, 4).at(0)
+    inputs, targets = Batches(TokenSequence([np.arange(100, dtype=np.uint16)], np.array([0]), 100), 8, 4).at(0)
     assert inputs.shape == targets.shape == (4, 8)
     assert inputs.dtype == targets.dtype == np.int64
 
@@ -125,7 +125,7 @@ def test_sizes_without_batches_are_refused():
 
 
 def test_ids_outside_the_vocabulary_are_caught_before_a_model_sees_them():
-    part = Part([np.full(50, 9)], np.array([0]), n_vocab=9)
+    part = TokenSequence([np.full(50, 9)], np.array([0]), n_vocab=9)
     with pytest.raises(TokensError, match="id 9 is outside"):
         Batches(part, 4, 2).at(0)
     with pytest.raises(TokensError, match="id 9 is outside"):

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pellucid.text.read import formats
-from pellucid.text.read.chunks import piece_of, pieces_of
+from pellucid.text.read.chunks import decode_chunk, decode_chunks
 from pellucid.text.read.documents import DocumentError, bundled, read_corpus
 from pellucid.text.split import split_corpus
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
@@ -90,11 +90,11 @@ def test_pieces_and_cuts_keep_the_text_and_the_bytes(parts):
     raw = b"".join(parts)
     whole = raw.decode("utf-8", "replace")
     for width in (1, 2, 5):
-        pieces = list(pieces_of(raw[i : i + width] for i in range(0, len(raw), width)))
+        pieces = list(decode_chunks(raw[i : i + width] for i in range(0, len(raw), width)))
         assert "".join(piece.text for piece in pieces) == whole
         assert sum(piece.n_bytes for piece in pieces) == len(raw)
     for i in range(len(whole) + 1):
-        left, right = piece_of(raw).cut(i)
+        left, right = decode_chunk(raw).cut(i)
         assert (left.text, right.text) == (whole[:i], whole[i:])
         assert left.n_bytes + right.n_bytes == len(raw)
 
@@ -158,7 +158,7 @@ def test_a_long_document_comes_in_pieces(tmp_path, monkeypatch):
 def test_a_new_format_is_one_reader_in_the_table(tmp_path, monkeypatch):
     def read_lines(file, origin):
         for line in file.read().splitlines():
-            yield iter([piece_of(line)])
+            yield iter([decode_chunk(line)])
 
     monkeypatch.setitem(formats.READERS, "lines", read_lines)
     monkeypatch.setitem(formats.ENDINGS, ".lines", "lines")

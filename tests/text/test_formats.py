@@ -24,7 +24,7 @@ from pellucid.text.one_text import document_name
 from pellucid.text.read import decompress as opening
 from pellucid.text.read import find as finding
 from pellucid.text.read import formats
-from pellucid.text.read.chunks import pieces_of, split_documents
+from pellucid.text.read.chunks import decode_chunks, split_documents
 from pellucid.text.read.decompress import Origin
 from pellucid.text.read.documents import DocumentError, read_corpus
 from pellucid.text.read.find import ReadOptions
@@ -767,7 +767,9 @@ def test_a_page_says_its_own_encoding(tmp_path):
 
 def page_text(html, width):
     raw = html.encode()
-    return "".join(piece.text for piece in read_html(pieces_of(raw[i : i + width] for i in range(0, len(raw), width))))
+    return "".join(
+        piece.text for piece in read_html(decode_chunks(raw[i : i + width] for i in range(0, len(raw), width)))
+    )
 
 
 def test_the_text_of_a_page_is_what_a_reader_sees():
@@ -1114,10 +1116,10 @@ def test_documents_of_every_format_are_divided_at_marks(tmp_path):
 def test_dividing_at_marks_is_that_of_the_whole_text_whatever_the_chunks(parts, size, n):
     mark = "|*"[:n] * 2 if n < 3 else "***"
     raw = mark.join(parts).encode("utf-8", "surrogateescape")
-    whole = "".join(piece.text for piece in pieces_of([raw])).removeprefix("\ufeff").split(mark)
+    whole = "".join(piece.text for piece in decode_chunks([raw])).removeprefix("\ufeff").split(mark)
     edges = [
         text.lstrip("\r\n" if k else "").rstrip("\r\n" if k < len(whole) - 1 else "") for k, text in enumerate(whole)
     ]
     chunks = (raw[i : i + size] for i in range(0, len(raw), size))
-    documents = split_documents(iter([pieces_of(chunks)]), mark)
+    documents = split_documents(iter([decode_chunks(chunks)]), mark)
     assert ["".join(piece.text for piece in pieces) for pieces in documents] == ([*filter(None, edges)] or [""])

@@ -42,7 +42,7 @@ def opened(monkeypatch):
         return scan(file, *arguments)
 
     monkeypatch.setattr(documents, "scan_file", scan_file)
-    monkeypatch.setattr(known_scans, "SETTLED", -1)
+    monkeypatch.setattr(known_scans, "SETTLED_SECONDS", -1)
     return names
 
 
@@ -82,7 +82,7 @@ def test_a_changed_file_alone_is_read_again(texts, tmp_path, opened):
 
 def test_a_file_that_was_just_written_is_read_again(texts, tmp_path, opened, monkeypatch):
     """Another change in the same instant may give it the same times."""
-    monkeypatch.setattr(known_scans, "SETTLED", 3600)
+    monkeypatch.setattr(known_scans, "SETTLED_SECONDS", 3600)
     for _ in range(2):
         opened.clear()
         read_corpus(texts, kept=tmp_path / "kept")
@@ -91,7 +91,7 @@ def test_a_file_that_was_just_written_is_read_again(texts, tmp_path, opened, mon
 
 def test_a_file_that_was_written_just_before_a_long_scan_is_read_again(texts, tmp_path, opened, monkeypatch):
     """It may have been written again meanwhile, with the same times."""
-    monkeypatch.setattr(known_scans, "SETTLED", 2.0)
+    monkeypatch.setattr(known_scans, "SETTLED_SECONDS", 2.0)
     now, scan = time.time_ns, documents.scan_file
 
     def scan_slowly(*arguments):
@@ -163,7 +163,7 @@ def test_any_bytes_in_the_place_of_a_record_do_no_harm(tmp_path_factory, content
     folder = tmp_path_factory.mktemp("any")
     (folder / "a.txt").write_text(TEXT)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(known_scans, "SETTLED", -1)
+        patch.setattr(known_scans, "SETTLED_SECONDS", -1)
         read_corpus(folder / "a.txt", kept=folder / "kept")
     (record,) = (folder / "kept").iterdir()
     record.write_bytes(content)

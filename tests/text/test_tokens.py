@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pellucid.text import learn_tokenizer, prepare_tokens, read_corpus, split_corpus
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
-from pellucid.text.tokens.store import HEADER, Part, Tokens, TokensError, describe_difference, dtype_for
+from pellucid.text.tokens.store import HEADER, Tokens, TokenSequence, TokensError, describe_difference, dtype_for
 from pellucid.text.tokens.writer import PartWriter
 
 
@@ -263,7 +263,9 @@ def test_ids_take_two_bytes_where_they_fit_and_four_where_not(tmp_path):
 def test_reading_across_shards_is_reading_one_row(lengths, data):
     row = np.arange(sum(lengths), dtype=np.int64)
     ends = np.cumsum(lengths)
-    part = Part([row[end - n : end].astype(np.uint16) for n, end in zip(lengths, ends, strict=True)], np.array([0]), 99)
+    part = TokenSequence(
+        [row[end - n : end].astype(np.uint16) for n, end in zip(lengths, ends, strict=True)], np.array([0]), 99
+    )
     start = data.draw(st.integers(0, len(row)))
     stop = data.draw(st.integers(start, len(row)))
     assert part.read(start, stop).tolist() == row[start:stop].tolist()

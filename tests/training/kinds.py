@@ -9,7 +9,7 @@ import numpy as np
 from tiny import FIELDS, write_text
 
 import pellucid
-from pellucid.predictors.recipe import Kind
+from pellucid.predictors.recipe import PredictorKind
 from pellucid.runs.pipeline import Run
 from pellucid.runs.trainable import Trainable
 from pellucid.training.trainable import TextTrainable
@@ -27,7 +27,7 @@ class RunKind:
     name: str
     fields: dict[str, Any]
     trainable: type[Trainable] = TextTrainable
-    predictor: Kind | None = None
+    predictor: PredictorKind | None = None
 
     def write_input(self, folder: Path) -> Path:
         """The file that a run of this kind is trained on."""

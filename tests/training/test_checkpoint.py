@@ -31,7 +31,7 @@ from pellucid.runs.checkpoint import (
     named_checkpoint,
     needed_steps,
     prune,
-    set_aside,
+    rename_later_checkpoints,
     steps_of,
     verify_files,
     write_checkpoint,
@@ -204,7 +204,7 @@ def test_a_damaged_checkpoint_does_not_push_good_ones_out(run):
     mark_best(run, 3, 2.0)
     (folder_of(run, 3) / "state.json").write_bytes(b"{}")
     found, _ = load_checkpoint(run)
-    set_aside(run, found.step)
+    rename_later_checkpoints(run, found.step)
     assert best_step(run) is None
     save_checkpoint(run, make(4))
     prune(run, 2)

@@ -8,7 +8,15 @@ import pytest
 from tests.training.tiny import assert_same_run, start, write_text
 
 from pellucid.runs import kept_memory as module
-from pellucid.runs.kept_memory import KEPT, MOST_OF_MEMORY, USUAL, KeptMemory, glibc, kept_memory, resident_bytes
+from pellucid.runs.kept_memory import (
+    DEFAULT_THRESHOLDS,
+    MOST_OF_MEMORY,
+    TRAINING_THRESHOLDS,
+    KeptMemory,
+    glibc,
+    kept_memory,
+    resident_bytes,
+)
 from pellucid.runs.trainer import Trainer
 
 
@@ -36,9 +44,9 @@ def test_thresholds_are_raised_once_and_put_back_at_the_end_of_the_outermost_con
         raised = list(thresholds)
         with kept():
             pass
-        assert thresholds == raised == [{name: value} for name, value in KEPT.items()]
+        assert thresholds == raised == [{name: value} for name, value in TRAINING_THRESHOLDS.items()]
         assert kept.is_on
-    assert thresholds[len(raised) :] == [*({name: value} for name, value in USUAL.items()), {}]
+    assert thresholds[len(raised) :] == [*({name: value} for name, value in DEFAULT_THRESHOLDS.items()), {}]
     assert not kept.is_on
 
 

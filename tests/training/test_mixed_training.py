@@ -29,7 +29,7 @@ from pellucid.runs.checkpoint import folder_of
 from pellucid.runs.options import RecipeError
 from pellucid.runs.pace import Pace
 from pellucid.text.tokens.batches import Batches
-from pellucid.text.tokens.store import Part, Tokens, TokensError
+from pellucid.text.tokens.store import Tokens, TokenSequence, TokensError
 from pellucid.training.load import read_recipe
 from pellucid.training.recipe import make_recipe
 
@@ -108,7 +108,7 @@ def test_a_twentieth_is_set_aside_in_stretches_over_the_whole_text(n):
 def test_no_batch_reads_what_is_set_aside():
     ids = np.arange(5000)
     ranges = [(100, 200), (200, 300), (4700, 5000)]
-    part = Part.from_ids(ids, starts=(0, 50, 150, 250, 1000), n_bytes=10_000)
+    part = TokenSequence.from_ids(ids, starts=(0, 50, 150, 250, 1000), n_bytes=10_000)
     rest, aside = part.without(ranges), part.select(ranges)
     left = np.delete(ids, np.concatenate([np.arange(*one) for one in ranges]))
     np.testing.assert_array_equal(rest.read(0, len(rest)), left)

@@ -23,7 +23,7 @@ from pellucid.training.load import load_run
 from pellucid.training.objectives import (
     MicroBatch,
     after_prefix,
-    hide,
+    hide_random_tokens,
     logits_of,
     losses_and_hits,
     summed_loss,
@@ -35,7 +35,9 @@ from pellucid.training.objectives import (
 def test_hidden_places_and_what_stands_there():
     """Exactly n_hidden places a row; 80 % the mask, 10 % random, 10 % themselves, in the long run."""
     tokens = np.random.default_rng(0).integers(0, 50, (400, 64))
-    inputs, hidden = hide(tokens, noise(1, 2, np.arange(400), 64), 10, mask_id=50, plain_ids=np.arange(50))
+    inputs, hidden = hide_random_tokens(
+        tokens, noise(1, 2, np.arange(400), 64), 10, mask_id=50, plain_ids=np.arange(50)
+    )
     assert (hidden.sum(1) == 10).all()
     assert (inputs[~hidden] == tokens[~hidden]).all()
     masked = (inputs[hidden] == 50).mean()
@@ -216,7 +218,9 @@ def test_many_logits_are_measured_in_chunks(readout, monkeypatch):
 def test_random_tokens_of_a_masked_model_are_no_special_ones():
     """The mask of a BERT vocabulary stands among the first ids, and words behind it."""
     tokens = np.full((400, 64), 7)
-    inputs, hidden = hide(tokens, noise(1, 2, np.arange(400), 64), 10, mask_id=3, plain_ids=np.arange(5, 50))
+    inputs, hidden = hide_random_tokens(
+        tokens, noise(1, 2, np.arange(400), 64), 10, mask_id=3, plain_ids=np.arange(5, 50)
+    )
     drawn = inputs[hidden & (inputs != 3)]
     assert set(drawn.tolist()) == set(range(5, 50))
 

@@ -29,7 +29,7 @@ from pellucid.report.contents import Contents
 from pellucid.report.page import page_of
 from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import read_data
-from pellucid.training.kinds import FUNCTIONS, kind_of
+from pellucid.training.kinds import FUNCTIONS, run_kind
 
 BY_NAME = {kind.name: kind for kind in KINDS}
 #: what takes the place of a value; texts that stand for JSON that json.dumps does not write, and for no entry at all
@@ -84,7 +84,7 @@ def changed_files(run: Path) -> list[tuple[str, int, tuple, Any]]:
 
 
 def load(run: Path) -> Any:
-    return getattr(pellucid, FUNCTIONS[kind_of(run)][1])(run, device="cpu")
+    return getattr(pellucid, FUNCTIONS[run_kind(run)][1])(run, device="cpu")
 
 
 def convert(run: Path) -> None:

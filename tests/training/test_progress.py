@@ -41,7 +41,7 @@ def test_a_line_says_how_far_it_is(phase, says, monkeypatch):
 
 def shown(reporter, monkeypatch, work, patience=0.0):
     """What is seen of `work(phase)` by somebody who looks every hundredth of a second."""
-    monkeypatch.setattr(interrupt, "SHOWN_AFTER", patience)
+    monkeypatch.setattr(interrupt, "PHASE_DELAY", patience)
     monkeypatch.setattr(interrupt, "TICK", 0.01)
     with Interruption(reporter) as interruption, interruption.phase("counting", "tokens") as phase:
         work(phase)

@@ -22,7 +22,7 @@ from pellucid.training.config import AdapterOptions, Base, TextOptions
 from pellucid.training.kinds import recipe_values
 from pellucid.training.recipe import (
     MASK_OBJECTIVE,
-    PARTS,
+    OPTION_CLASSES,
     Recipe,
     make_recipe,
     make_recipe_on,
@@ -60,7 +60,7 @@ def look_up(recipe: Recipe, name: str):
 
 def hint_of(name: str):
     part, _, last = name.partition(".")
-    return field_type(last) if part == "model" else typing.get_type_hints(PARTS[part])[last]
+    return field_type(last) if part == "model" else typing.get_type_hints(OPTION_CLASSES[part])[last]
 
 
 def another(name: str):

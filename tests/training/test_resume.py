@@ -50,7 +50,7 @@ from pellucid.runs.checkpoint import (
     verify_files,
 )
 from pellucid.runs.options import INTERVALS, RecipeError
-from pellucid.runs.run_dir import only_one
+from pellucid.runs.run_dir import training_lock
 from pellucid.runs.schedule import decay_of
 from pellucid.runs.trainer import Trainer
 from pellucid.training import resolve_recipe as resolve
@@ -966,7 +966,7 @@ def test_a_recipe_that_is_none_is_taken_for_no_kind_of_run(written, says, tmp_pa
 
 def test_two_processes_do_not_train_in_one_folder(text, tmp_path):
     run = start(text, tmp_path / "run").path
-    with only_one(run), pytest.raises(RecipeError, match="is being trained by another process"):
+    with training_lock(run), pytest.raises(RecipeError, match="is being trained by another process"):
         resume(run, steps=20)
     assert resume(run, steps=13).step == 13
 

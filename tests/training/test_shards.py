@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from pellucid.runs.shards import ShardError, TensorFiles, TensorPart, check_parts, described, joined_entries, own_part
+from pellucid.runs.shards import (
+    ShardError,
+    TensorFiles,
+    TensorPart,
+    check_parts,
+    described,
+    joined_entries,
+    part_to_write,
+)
 
 
 def cut(tensor: torch.Tensor, cuts: list[list[int]]) -> list[TensorPart]:
@@ -90,7 +98,7 @@ def test_the_parts_of_all_processes_make_up_a_distributed_tensor(layout, rows, t
         dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
         try:
             mesh = init_device_mesh("cpu", sizes)
-            part = own_part(distribute_tensor(tensor, mesh, placements, src_data_rank=None))
+            part = part_to_write(distribute_tensor(tensor, mesh, placements, src_data_rank=None))
         finally:
             dist.destroy_process_group()
         if part is not None:
@@ -101,7 +109,7 @@ def test_the_parts_of_all_processes_make_up_a_distributed_tensor(layout, rows, t
 
 
 def test_an_ordinary_tensor_is_one_part():
-    part = own_part(torch.ones(2, 3))
+    part = part_to_write(torch.ones(2, 3))
     assert part is not None
     assert tuple(part.values.shape) == part.shape == (2, 3)
     assert part.start == (0, 0)

@@ -199,7 +199,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(pairs, tmp_path, sto
     fields = {"schedule": "constant", "warmup": 0, "evaluate_every": 4}
     start(pairs, tmp_path / "parts", steps=stop, **fields)
     with pytest.MonkeyPatch.context() as patch:  # the pairs are encoded already
-        patch.setattr(stored_pairs, "_write_side", None)
+        patch.setattr(stored_pairs, "_write_side_tokens", None)
         resume(tmp_path / "parts", sampler=None, steps=9)
     start(pairs, tmp_path / "whole", steps=9, **fields)
     assert_same_tensors(tensors(tmp_path / "parts", 9), tensors(tmp_path / "whole", 9))

@@ -359,8 +359,8 @@ def test_interrupted_encoding_leaves_nothing_behind(conversations, tmp_path, mon
 
     from pellucid.text.tokens import conversations as stored
 
-    write = stored._write_part
-    monkeypatch.setattr(stored, "_write_part", stop)
+    write = stored._write_part_tokens
+    monkeypatch.setattr(stored, "_write_part_tokens", stop)
     with pytest.raises(KeyboardInterrupt):
         prepare(conversations, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []

@@ -23,7 +23,7 @@ import tyro
 from pellucid.cli.commands import COMMANDS as MODEL_COMMANDS
 from pellucid.cli.commands import FAILED, NUMERICS, OK, WRONG_INPUT
 from pellucid.cli.completion import completion
-from pellucid.cli.options import ARGV, CONFIG, GIVEN, count_options, registry
+from pellucid.cli.options import ARGV, CONFIG, FLAG_COUNTS, count_options, registry
 from pellucid.cli.progress import sigterm_as_ctrl_c
 from pellucid.cli.tokenizer import TOKENIZER_COMMANDS
 from pellucid.cli.train import parse_fields as parse_fields
@@ -165,11 +165,11 @@ def run(function: Callable[..., int], program: str, arguments: list[str]) -> int
         print(with_short_usage(page.getvalue()))
         print(f"{notes}\n\n" * bool(notes) + "examples:\n" + "\n".join(f"  {e}" for e in examples_of(function)))
         return OK
-    token = GIVEN.set(count_options(function, arguments))
+    token = FLAG_COUNTS.set(count_options(function, arguments))
     try:
         return ready()
     finally:
-        GIVEN.reset(token)
+        FLAG_COUNTS.reset(token)
 
 
 def bind_arguments(function: Callable[..., int]) -> Callable[..., Callable[[], int]]:

@@ -26,7 +26,7 @@ HELP = """\
 /quit        end; Ctrl-D does too
 Ctrl-C stops an answer. A message that begins with a slash is written with two: //usr
 """
-DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+DIM, RESET_STYLE = "\x1b[2m", "\x1b[0m"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def chat_command(
         with suppress(ImportError):
             import readline  # noqa: F401 (input() then edits lines and remembers them)
         print(f"{model}: /help lists the commands, Ctrl-D ends; seed {seed}", file=sys.stderr)
-    hold(conversation, lines_of(sys.stdin, conversation.out))
+    answer_lines(conversation, lines_of(sys.stdin, conversation.out))
     return 0
 
 
@@ -223,7 +223,7 @@ class Conversation:
 
     def dimmed(self, text: str) -> str:
         """The text in faint characters where the output is a terminal."""
-        return f"{DIM}{text}{PLAIN}" if self.out.isatty() else text
+        return f"{DIM}{text}{RESET_STYLE}" if self.out.isatty() else text
 
 
 #: what a line may say besides a message
@@ -235,7 +235,7 @@ COMMANDS: dict[str, Callable[[Conversation], object]] = {
 }
 
 
-def hold(conversation: Conversation, lines: Iterator[str]) -> None:
+def answer_lines(conversation: Conversation, lines: Iterator[str]) -> None:
     """Answer line by line until they end or one says /quit."""
     for line in lines:
         if not conversation.take(line):

@@ -114,13 +114,13 @@ def generate_command(
         options["source"] = sys.stdin.read()
     if given.keys() & {"weights", "compile"}:
         options["report"] = lambda line: print(line, file=sys.stderr)
-    results = write(loaded, prompt, output, options)
+    results = print_generated(loaded, prompt, output, options)
     if sampling.seed is None and not sampling.beams:
         print(f"seed {results[0].seed}", file=sys.stderr)
     return OK
 
 
-def write(loaded: Any, prompt: str, output: GeneratedOptions, options: dict[str, Any]) -> list[Any]:
+def print_generated(loaded: Any, prompt: str, output: GeneratedOptions, options: dict[str, Any]) -> list[Any]:
     """Print the prompt and the generated text. Returns the results."""
     options |= {"max_tokens": output.max_tokens, "stop": list(output.stop)}
     if not output.stream or output.n > 1:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pellucid.field_docs import field_docs
 from pellucid.option_values import option_text
 
-Kind = Literal["transformer", "ngram", "neural-probabilistic", "recurrent"]
+RecipeKind = Literal["transformer", "ngram", "neural-probabilistic", "recurrent"]
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Section:
     fields: list[Field]
 
 
-def values_of(hint: Any) -> str:
+def allowed_values(hint: Any) -> str:
     """The values that a field of this type takes."""
     if types.NoneType in (choices := typing.get_args(hint)):
         (kind,) = set(choices) - {types.NoneType}
-        return f"auto | {values_of(kind)}"
+        return f"auto | {allowed_values(kind)}"
     if typing.get_origin(hint) is Literal:
         return " | ".join(map(str, typing.get_args(hint)))
     if typing.get_origin(hint) is tuple:
@@ -57,7 +57,7 @@ def section(title: str, kind: type, prefix: str, names: list[str], defaults: Any
     """The named fields of a dataclass, with their defaults from the object `defaults`."""
     hints, texts = typing.get_type_hints(kind), field_docs(kind)
     fields = [
-        Field(f"{prefix}{name}", values_of(hints[name]), option_text(getattr(defaults, name)), texts[name])
+        Field(f"{prefix}{name}", allowed_values(hints[name]), option_text(getattr(defaults, name)), texts[name])
         for name in names
     ]
     paragraphs = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
@@ -65,7 +65,7 @@ def section(title: str, kind: type, prefix: str, names: list[str], defaults: Any
     return Section(title, about, fields)
 
 
-def sections(kind: Kind) -> Iterator[Section]:
+def sections(kind: RecipeKind) -> Iterator[Section]:
     """The fields of a run of this kind, in sections."""
     if kind == "transformer":
         yield from transformer_sections()
@@ -75,10 +75,10 @@ def sections(kind: Kind) -> Iterator[Section]:
 
 def transformer_sections() -> Iterator[Section]:
     """A transformer's architecture, with the defaults of the preset "small", and its text, training and adapters."""
-    from pellucid.architecture import PARTS as ARCHITECTURE_PARTS
+    from pellucid.architecture import OPTION_GROUPS as ARCHITECTURE_PARTS
     from pellucid.architecture import Architecture
     from pellucid.presets import preset
-    from pellucid.training.recipe import PARTS
+    from pellucid.training.recipe import OPTION_CLASSES
 
     small, hints = preset("small"), typing.get_type_hints(Architecture)
     own = [f.name for f in dataclasses.fields(Architecture) if f.name not in (*ARCHITECTURE_PARTS, "encoder")]
@@ -86,21 +86,23 @@ def transformer_sections() -> Iterator[Section]:
     for part in ARCHITECTURE_PARTS:
         names = [f.name for f in dataclasses.fields(hints[part])]
         yield section(f"model.{part}", hints[part], f"model.{part}.", names, getattr(small, part))
-    for part, choices in PARTS.items():
+    for part, choices in OPTION_CLASSES.items():
         yield section(part, choices, f"{part}.", [f.name for f in dataclasses.fields(choices)], choices())
 
 
 def predictor_sections(kind: str) -> Iterator[Section]:
     """A predictor's own fields, and the fields of text and training that it uses."""
-    from pellucid.predictors.recipe import KINDS, TRAIN, predictor_fields
-    from pellucid.training.recipe import PARTS
+    from pellucid.predictors.recipe import DESCRIPTION_OF_KIND, TRAIN, predictor_fields
+    from pellucid.training.recipe import OPTION_CLASSES
 
     known = predictor_fields(kind)
-    chosen = {part: [n.partition(".")[2] for n in known if n.startswith(f"{part}.")] for part in ("model", *PARTS)}
-    described = KINDS[kind](n_vocab=1, separator=0)
-    yield section("model", KINDS[kind], "model.", chosen["model"], described)
-    yield section("text", PARTS["text"], "text.", chosen["text"], PARTS["text"]())
-    yield section("train", PARTS["train"], "train.", chosen["train"], TRAIN)
+    chosen = {
+        part: [n.partition(".")[2] for n in known if n.startswith(f"{part}.")] for part in ("model", *OPTION_CLASSES)
+    }
+    described = DESCRIPTION_OF_KIND[kind](n_vocab=1, separator=0)
+    yield section("model", DESCRIPTION_OF_KIND[kind], "model.", chosen["model"], described)
+    yield section("text", OPTION_CLASSES["text"], "text.", chosen["text"], OPTION_CLASSES["text"]())
+    yield section("train", OPTION_CLASSES["train"], "train.", chosen["train"], TRAIN)
 
 
 INTRODUCTION = (
@@ -114,7 +116,7 @@ OF_TRANSFORMERS = (
 )
 
 
-def print_fields(kind: Kind) -> int:
+def print_fields(kind: RecipeKind) -> int:
     """Print every field that `--set` takes for a run of this kind. Returns exit code 0."""
     width, all_sections = min(shutil.get_terminal_size().columns, 100), list(sections(kind))
     first = all_sections[0].fields[-1]

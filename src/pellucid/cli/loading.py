@@ -19,13 +19,13 @@ def loaded_from(model: str, options: CheckpointOptions) -> "LanguageModel | Pred
 def open_any(model: str, options: CheckpointOptions) -> "LanguageModel | Predictor":
     """The model, opened by the function for its kind: load or load_predictor."""
     import pellucid
-    from pellucid.training.kinds import FUNCTIONS, kind_of
+    from pellucid.training.kinds import FUNCTIONS, run_kind
 
     if not (Path(model) / "recipe.json").exists():
         return pellucid.load(
             model, revision=options.revision or None, device=options.device, trust=trust_of(options.trust)
         )
-    loader = getattr(pellucid, FUNCTIONS[kind_of(Path(model))][1])
+    loader = getattr(pellucid, FUNCTIONS[run_kind(Path(model))][1])
     return loader(model, checkpoint=options.checkpoint, device=options.device, trust=trust_of(options.trust))
 
 

@@ -39,7 +39,7 @@ CONFIG = (OmitArgPrefixes, FlagCreatePairsOff)
 (REPEATABLE,) = typing.get_args(UseAppendAction[tuple[str, ...]])[1:]
 
 #: how often each option of the command that runs stands on its command line, by its flag
-GIVEN: ContextVar[Mapping[str, int]] = ContextVar("GIVEN", default=types.MappingProxyType({}))
+FLAG_COUNTS: ContextVar[Mapping[str, int]] = ContextVar("GIVEN", default=types.MappingProxyType({}))
 #: the words of the command that runs, for one that starts itself again in several processes
 ARGV: ContextVar[tuple[str, ...]] = ContextVar("ARGV", default=())
 
@@ -275,7 +275,7 @@ class OpenedModelOptions:
 
     def check(self, model: str) -> None:
         """Raise FolderError for a checkpoint of anything but a run, and for a revision of a path here."""
-        check_checkpoint(Path(model), self.checkpoint, is_given="--checkpoint" in GIVEN.get())
+        check_checkpoint(Path(model), self.checkpoint, is_given="--checkpoint" in FLAG_COUNTS.get())
         check_revision(Path(model), self.revision or None)
 
 
@@ -320,7 +320,7 @@ def registry() -> ConstructorRegistry:
     @constructors.primitive_rule
     def plain(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         if info.type in (int, float):
-            return _number(info.type)
+            return _number_parser(info.type)
         inner = [kind for kind in typing.get_args(info.type) if kind is not types.NoneType]
         if typing.get_origin(info.type) not in (typing.Union, types.UnionType) or len(inner) != 1:
             return None
@@ -336,7 +336,7 @@ def registry() -> ConstructorRegistry:
     return constructors
 
 
-def _number(kind: type) -> PrimitiveConstructorSpec:
+def _number_parser(kind: type) -> PrimitiveConstructorSpec:
     what = "an integer" if kind is int else "a number"
 
     def parse(words: list[str]) -> Any:
@@ -370,7 +370,7 @@ def command(function: Callable[Arguments, int]) -> Callable[Arguments, int]:
 
 def check_arguments(function: Callable[..., Any], named: Mapping[str, Any]) -> None:
     """Raise OptionError for the first invalid value, and for the first option that is given twice or ignored."""
-    rows = [(path[-1], flag, _value(named, path), metadata) for path, flag, metadata in _options(function)]
+    rows = [(path[-1], flag, _argument_at(named, path), metadata) for path, flag, metadata in _options(function)]
     options = types.SimpleNamespace(**{name: value for name, _, value, _ in rows})
     for _, flag, value, metadata in rows:
         values = value if isinstance(value, tuple) else () if value in (None, "") else (value,)
@@ -381,7 +381,7 @@ def check_arguments(function: Callable[..., Any], named: Mapping[str, Any]) -> N
                     colon = ":" if said.startswith("expected") else ""
                     raise OptionError(f"{flag} {one}{colon} {said}".strip())
     for _, flag, _, metadata in rows:
-        n_times = GIVEN.get().get(flag, 0)
+        n_times = FLAG_COUNTS.get().get(flag, 0)
         if n_times > 1 and REPEATABLE not in metadata:
             raise OptionError(f"{flag} is given {n_times} times: give it once")
         for check in metadata:
@@ -391,7 +391,7 @@ def check_arguments(function: Callable[..., Any], named: Mapping[str, Any]) -> N
 
 def refuse_given(flags: Iterable[str], why: str) -> None:
     """Raise OptionError where one of these options, which are ignored for the reason `why`, was given."""
-    if ignored := [flag for flag in flags if flag in GIVEN.get()]:
+    if ignored := [flag for flag in flags if flag in FLAG_COUNTS.get()]:
         raise OptionError(f"{why}: leave out {ignored[0]}")
 
 
@@ -425,7 +425,7 @@ def _options(of: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
         yield (*path, name), "" if POSITIONAL in metadata else f"--{named}", metadata
 
 
-def _value(named: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+def _argument_at(named: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     """The value of an option among the arguments of a command, None where it is not among them."""
     value = named.get(path[0])
     return getattr(value, path[1], None) if path[1:] else value

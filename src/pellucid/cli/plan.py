@@ -86,7 +86,7 @@ def plan_command(
         preset(what)  # an unknown preset fails here, before torch is imported
 
     from pellucid.plan import as_dict, make_plan, plan_lines
-    from pellucid.plan.accelerators import USUAL
+    from pellucid.plan.accelerators import DEFAULT_ACCELERATORS
 
     t = training
     with progress_on_stderr("planning") as progress:
@@ -96,7 +96,7 @@ def plan_command(
             n_ctx=model.n_ctx,
             vocabulary=model.vocabulary,
             precision=t.precision,
-            accelerators=t.accelerator or USUAL,
+            accelerators=t.accelerator or DEFAULT_ACCELERATORS,
             tokens=t.tokens,
             **vars(layout),
             device=t.device,

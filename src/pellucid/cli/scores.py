@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 
-def _short(number: float) -> str:
+def _format_number(number: float) -> str:
     return f"{number:.3f}" if number < 1e6 else f"{number:.3e}"
 
 
@@ -26,7 +26,7 @@ def print_score(scored: Any, per_token: bool) -> None:
         f"{counted(scored.n_bytes, 'byte')}\n"
         f"counted          {scored.counted}\n"
         f"loss             {scored.loss:.4f} nats per token ({scored.bits_per_token:.4f} bits)\n"
-        f"perplexity       {scored.perplexity:.3f} per token, {_short(scored.perplexity_per_word)} per word "
+        f"perplexity       {scored.perplexity:.3f} per token, {_format_number(scored.perplexity_per_word)} per word "
         f"({counted(scored.n_words, 'word')}, divided at white space)\n"
         f"bits per byte    {scored.bits_per_byte:.4f}{why}"
     )
@@ -68,12 +68,12 @@ def print_as_json(scored: Any) -> None:
 
 def _document_row(document: Any, log_prob: float, n_tokens: int, n_bytes: int, n_words: int) -> dict[str, Any]:
     """The measures of a document; where it is None, the text was typed."""
-    from pellucid.text.one_text import number_of
+    from pellucid.text.one_text import document_number
 
     return {
         "file": document and document.origin.name,
-        "row": document and number_of(document, "row"),
-        "document": document and number_of(document, "document"),
+        "row": document and document_number(document, "row"),
+        "document": document and document_number(document, "document"),
         "log_prob": log_prob,
         "n_tokens": n_tokens,
         "n_bytes": n_bytes,

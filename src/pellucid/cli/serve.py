@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, UseAppendAction
 
 from pellucid.cli.loading import mixed_from
-from pellucid.cli.options import GIVEN, MODEL, Expected, OptionError, WritingModelOptions, at_least, command, option
+from pellucid.cli.options import (
+    FLAG_COUNTS,
+    MODEL,
+    Expected,
+    OptionError,
+    WritingModelOptions,
+    at_least,
+    command,
+    option,
+)
 
 if TYPE_CHECKING:
     from pellucid.serve.opening import EngineOptions
@@ -136,7 +145,7 @@ def engine_options(weights: str, capacity: CapacityOptions, n_models: int) -> "E
         max_tokens=capacity.max_tokens,
         weights=weights,
         # of several models one may ignore them and another not
-        given=tuple(GIVEN.get()) if n_models == 1 else (),
+        given=tuple(FLAG_COUNTS.get()) if n_models == 1 else (),
     )
 
 
@@ -160,11 +169,11 @@ def check_model_options(path: str, models: Sequence[str], options: WritingModelO
 
     Masked models that are no runs are only known when they are loaded, and `engine_for` refuses their options.
     """
-    from pellucid.training.kinds import kind_of
+    from pellucid.training.kinds import run_kind
     from pellucid.training.load import read_recipe
 
     recipe = Path(path) / "recipe.json"
-    kind = kind_of(Path(path)) if recipe.exists() else "transformer"
+    kind = run_kind(Path(path)) if recipe.exists() else "transformer"
     if options.mix and len(models) > 1:
         raise OptionError(
             f"--mix {options.mix} with {len(models)} models: it mixes one model with an n-gram; serve one"

@@ -14,7 +14,7 @@ from pellucid.text.tokenizers.bpe import BPETokenizer
 from pellucid.text.tokenizers.survey import Measure, Merged, Survey, merge_trees
 
 #: shown for a ratio with denominator 0
-NONE = "\u2013"
+NO_RATIO = "\u2013"
 
 
 def print_survey(survey: Survey, words: Iterable[str], rows: int) -> None:
@@ -23,7 +23,7 @@ def print_survey(survey: Survey, words: Iterable[str], rows: int) -> None:
     merges = f", {len(tokenizer.merges):,} merges" if isinstance(tokenizer, BPETokenizer) else ""
     console.print(f"[bold]{tokenizer.kind}[/bold], {tokenizer.n_vocab:,} ids{merges}; special: {special_of(tokenizer)}")
     if survey.total.documents:
-        console.print(measures("by file", {**most(survey.by_file, rows), "all": survey.total}))
+        console.print(measures("by file", {**largest_files(survey.by_file, rows), "all": survey.total}))
         if len(survey.by_script) > 1:
             console.print(measures("by script of the text", survey.by_script))
         console.print(
@@ -40,7 +40,7 @@ def special_of(tokenizer: Tokenizer) -> str:
     return ", ".join(f"{escape(name)} = {i}" for name, i in tokenizer.special.items())
 
 
-def most(files: dict[str, Measure], rows: int) -> dict[str, Measure]:
+def largest_files(files: dict[str, Measure], rows: int) -> dict[str, Measure]:
     """The largest files, and the others combined."""
     ranked = sorted(files, key=lambda name: -files[name].n_bytes)
     shown = {name: files[name] for name in ranked[:rows]}
@@ -62,10 +62,10 @@ def measures(title: str, rows: dict[str, Measure]) -> Table:
     for name, m in rows.items():
         cells = [f"{m.n_bytes:,}", f"{m.n_tokens:,}"]
         ratios = m.bytes_per_token, m.characters_per_token, m.tokens_per_word
-        cells += [NONE if math.isnan(x) else f"{x:.2f}" for x in ratios]
+        cells += [NO_RATIO if math.isnan(x) else f"{x:.2f}" for x in ratios]
         table.add_row(escape(name), *cells, *([f"{m.n_unknown / max(m.n_tokens, 1):.2%}"] if unknown else []))
     if not all(m.n_words for m in rows.values()):
-        table.caption = f"{NONE}: nothing to divide by; a word is a run of letters and digits"
+        table.caption = f"{NO_RATIO}: nothing to divide by; a word is a run of letters and digits"
         table.caption_justify = "left"
     return table
 

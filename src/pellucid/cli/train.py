@@ -258,11 +258,11 @@ def check_before_reading(
 
 def kind_to_train(model: ModelOptions, output: OutputOptions, recipe: Path | None) -> Any:
     """What is trained, or was in the run that is resumed. Raises OptionError for options that it does not have."""
-    from pellucid.training.kinds import kind_of
+    from pellucid.training.kinds import run_kind
 
     kind = model.predictor or "transformer"
     if output.resume and output.out is not None:
-        kind = kind_of(output.out)
+        kind = run_kind(output.out)
         if model.predictor not in (None, kind) or model.from_ is not None:
             raise OptionError(
                 f"{output.out} is a {kind} with weights of its own: resume it without --predictor and --from"

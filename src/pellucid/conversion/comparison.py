@@ -139,7 +139,7 @@ def compare_conversion(model: OpenedModel, folder: Path, request: Request) -> Pa
     source, of_source = implementation_of_source(model, probe), None
     if source is not None and request.layout != "pellucid":  # that layout's result is compared with it itself
         of_source = compare_implementations(model.network(probe.dtype), source, probe).require()
-    return replace(RESULTS[request.layout](model, folder, request, probe), of_source=of_source)
+    return replace(COMPARISON_OF_LAYOUT[request.layout](model, folder, request, probe), of_source=of_source)
 
 
 def compare_pellucid(model: OpenedModel, folder: Path, request: Request, probe: ProbeInput) -> Parity:
@@ -201,7 +201,7 @@ def compare_adapter(model: OpenedModel, folder: Path, request: Request, probe: P
 
 
 #: what each layout's result is compared with
-RESULTS: dict[Layout, Callable[[OpenedModel, Path, Request, ProbeInput], Parity]] = {
+COMPARISON_OF_LAYOUT: dict[Layout, Callable[[OpenedModel, Path, Request, ProbeInput], Parity]] = {
     "pellucid": compare_pellucid,
     "huggingface": compare_huggingface,
     "gguf": compare_gguf,

@@ -24,7 +24,7 @@ from pellucid.starting_model import base_weights
 from pellucid.text.chat_template import ChatTemplate, read_chat_template
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.training.config import Base
-from pellucid.training.kinds import kind_of
+from pellucid.training.kinds import run_kind
 from pellucid.training.load import as_trained, load_run, read_recipe
 from pellucid.trust import Trust
 
@@ -79,7 +79,7 @@ def read_model(
             about |= base_on_card(read_object(folder.adapter, ADAPTER).get("base_model_name_or_path"))
         notes = folder.named_so([*folder.reading_notes(), *why_none], source)
         return OpenedModel(folder.architecture, folder.tokenizer(), folder.ours, folder, about, None, template, notes)
-    if (kind := kind_of(path)) != "transformer":
+    if (kind := run_kind(path)) != "transformer":
         raise FolderError(f"{path} is a run of kind {kind}: only transformers are converted")
     run_recipe = read_recipe(path)
     weights_of_base, device = partial(base_weights, trust=trust), torch.device("cpu")

@@ -15,7 +15,7 @@ from pellucid.generate import row_products
 from pellucid.generate.compiled_step import CompiledReader, CompiledStep, NotCompiledError, check_compilable
 from pellucid.generate.encoder_inputs import read_sources
 from pellucid.generate.errors import GenerationError
-from pellucid.generate.pack_weights import made_once, packed_network
+from pellucid.generate.pack_weights import cached_for_weights, packed_network
 from pellucid.generate.packed_linear import available
 from pellucid.generate.readers import NO_TAPS, CachedReader, RecomputingReader, TapFactory, evaluation_mode
 from pellucid.model import Transformer
@@ -166,7 +166,7 @@ def compiled_step(network: Transformer) -> CompiledStep | str:
         check_compilable(network)  # at once, before all weights are read
     except NotCompiledError as why:
         return str(why)
-    return made_once(network, "compiled step", make)
+    return cached_for_weights(network, "compiled step", make)
 
 
 class ReadingOptions(TypedDict, total=False):

@@ -22,7 +22,7 @@ from pellucid.model.cache import NO_CACHE, NoCache
 from pellucid.model.fingerprint import checksum
 from pellucid.model.shapes import Encoded, NewKeys, Queries, Stream
 
-Made = TypeVar("Made")
+PackedT = TypeVar("PackedT")
 
 
 @dataclass(frozen=True)
@@ -146,18 +146,20 @@ def weights_state(network: Transformer) -> tuple[int, ...]:
 
 
 #: of each network: its `weights_state`, and what was made of these weights
-_MADE: "weakref.WeakKeyDictionary[Transformer, tuple[tuple[int, ...], dict[str, Any]]]" = weakref.WeakKeyDictionary()
+_CACHE_OF_NETWORK: "weakref.WeakKeyDictionary[Transformer, tuple[tuple[int, ...], dict[str, Any]]]" = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def made_once(network: Transformer, name: str, make: Callable[[], Made]) -> Made:
+def cached_for_weights(network: Transformer, name: str, make: Callable[[], PackedT]) -> PackedT:
     """The result of `make`, cached under this name until the network is freed or its weights change.
 
     The result must not refer to the network, which it would keep in memory.
     """
     state = weights_state(network)
-    if network not in _MADE or _MADE[network][0] != state:
-        _MADE[network] = state, {}
-    cached = _MADE[network][1]
+    if network not in _CACHE_OF_NETWORK or _CACHE_OF_NETWORK[network][0] != state:
+        _CACHE_OF_NETWORK[network] = state, {}
+    cached = _CACHE_OF_NETWORK[network][1]
     if name not in cached:
         cached[name] = make()
     return cached[name]
@@ -165,4 +167,4 @@ def made_once(network: Transformer, name: str, make: Callable[[], Made]) -> Made
 
 def packed_network(network: Transformer, weights: str) -> PackedNetwork:
     """`pack_network`, whose result is cached until the network is freed or its weights change."""
-    return made_once(network, weights, lambda: pack_network(network, weights))
+    return cached_for_weights(network, weights, lambda: pack_network(network, weights))

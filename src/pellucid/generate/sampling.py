@@ -158,7 +158,7 @@ def keep_top_k(logits: Scores, k: int) -> Scores:
     if k >= logits.size(-1):
         return logits
     kth = logits.topk(k, dim=-1).values[:, -1:]
-    return logits.masked_fill(~_largest(logits, k, kth), -torch.inf)
+    return logits.masked_fill(~_top_k_mask(logits, k, kth), -torch.inf)
 
 
 def keep_top_p(p: Scores, mass: float) -> Scores:
@@ -171,7 +171,7 @@ def keep_top_p(p: Scores, mass: float) -> Scores:
         falling = p.sort(dim=-1, descending=True).values
     before = cumulative_sums(falling) - falling
     k = (before < mass).sum(-1, keepdim=True).clamp(min=1)
-    return p.masked_fill(~_largest(p, k, falling.gather(-1, k - 1)), 0)
+    return p.masked_fill(~_top_k_mask(p, k, falling.gather(-1, k - 1)), 0)
 
 
 def cumulative_sums(p: Scores) -> Scores:
@@ -185,7 +185,7 @@ def cumulative_sums(p: Scores) -> Scores:
 TRIED_FIRST = 512
 
 
-def _largest(x: Scores, k: int | Tensor, kth: Tensor) -> Bool[Tensor, "rows n_vocab"]:
+def _top_k_mask(x: Scores, k: int | Tensor, kth: Tensor) -> Bool[Tensor, "rows n_vocab"]:
     """A mask of the k largest of each row, given the k-th largest value; ties go to the lower ids."""
     reached = x >= kth
     if (reached.sum(-1, keepdim=True) == k).all():  # as nearly always: none that is left out is as large as the k-th

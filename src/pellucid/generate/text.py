@@ -184,7 +184,7 @@ def stream_generate(
             report(reason)
     warn_of_cut(encoded, network.architecture.n_ctx)
     writers = [Writer(row, texts[row.prompt], encoded[row.prompt], tokenizer, stops) for row in decoding.rows]
-    return pieces(decoding, writers)
+    return stream_pieces(decoding, writers)
 
 
 def sampling_of(draw: DrawOptions, temperature: float) -> Sampling:
@@ -243,7 +243,7 @@ def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str], sources: Sequence
     return [[tokenizer.start, *tokenizer.encode(text)] for text in texts]
 
 
-def pieces(decoding: Decoding | BeamSearch, writers: "list[Writer]") -> Iterator[TextPiece]:
+def stream_pieces(decoding: Decoding | BeamSearch, writers: "list[Writer]") -> Iterator[TextPiece]:
     """The new characters of each text at each step, with the result when it is finished."""
     writer_of = {id(writer.row): writer for writer in writers}
     for writer in writers:

@@ -9,9 +9,9 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.hub.canonical_fields import value_at
 from pellucid.hub.families import FamilyError, LazyStateDict, architecture_of
-from pellucid.hub.own_code import architecture_in, is_own
+from pellucid.hub.own_code import architecture_in, has_pellucid_code
 from pellucid.hub.tables import FAMILIES, Family
-from pellucid.hub.tables.entries import BOUNDS, LARGEST, shown
+from pellucid.hub.tables.entries import BOUNDS, LARGEST_INTEGER, format_value
 from pellucid.model_names import FolderError
 from pellucid.parameter_counts import count_parameters, oversized_table
 
@@ -27,13 +27,13 @@ def read_config(path: Path, config: Mapping[str, Any]) -> Architecture:
     _check_entries(config)
     # the code next to a model is never run: of a known family its class is computed, and ours has its configuration
     name = config.get("model_type")
-    if config.get("auto_map") and not is_own(config) and not (isinstance(name, str) and name in FAMILIES):
+    if config.get("auto_map") and not has_pellucid_code(config) and not (isinstance(name, str) and name in FAMILIES):
         raise FolderError(
             f"{path / 'config.json'} asks for code of its own (auto_map), which Pellucid does not run, and "
-            f"model_type = {shown(name)} is not a known family"
+            f"model_type = {format_value(name)} is not a known family"
         )
     refuse_quantised(path, config)
-    if is_own(config):
+    if has_pellucid_code(config):
         return architecture_in(config)
     try:
         return architecture_of(config)
@@ -94,12 +94,12 @@ def refuse_quantised(path: Path, config: Mapping[str, Any], names: Iterable[str]
 def _method_of(options: Any) -> str:
     """The name of the method that the entry of a config.json describes."""
     if not isinstance(options, Mapping):
-        return f"an unknown method ({shown(options)})"
+        return f"an unknown method ({format_value(options)})"
     method = options.get("quant_method")
     if method is None and any(options.get(f"load_in_{bits}bit") for bits in (4, 8)):
         method = "bitsandbytes"  # its earlier files name no method
     if not isinstance(method, str):
-        return f"an unknown method ({shown(dict(options))})"
+        return f"an unknown method ({format_value(dict(options))})"
     return QUANTISED.get(method, method[:40])
 
 
@@ -116,8 +116,8 @@ def _check_entries(value: Any, depth: int = 0) -> None:
             raise FolderError(f"config.json holds a list of {len(value):,} entries or one nested too deeply")
         for one in value.values() if isinstance(value, dict) else value:
             _check_entries(one, depth + 1)
-    elif isinstance(value, int | float) and not abs(value) <= LARGEST:
-        raise FolderError(f"config.json holds the number {str(value)[:40]}: expected {LARGEST:,} at most")
+    elif isinstance(value, int | float) and not abs(value) <= LARGEST_INTEGER:
+        raise FolderError(f"config.json holds the number {str(value)[:40]}: expected {LARGEST_INTEGER:,} at most")
 
 
 def check_sizes(path: Path, a: Architecture) -> None:

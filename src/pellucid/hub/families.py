@@ -19,7 +19,7 @@ from pellucid.architecture import Architecture
 from pellucid.hub.canonical_fields import canonical_fields
 from pellucid.hub.round_trip import able_target
 from pellucid.hub.tables import FAMILIES, Family, TensorRow
-from pellucid.hub.tables.entries import WITHOUT_EFFECT, Entries, FamilyError, shown
+from pellucid.hub.tables.entries import WITHOUT_EFFECT, Entries, FamilyError, format_value
 from pellucid.hub.tables.rows import ENDINGS
 from pellucid.model import Transformer
 from pellucid.model.weights import without_memory
@@ -45,7 +45,9 @@ def family_of(config: Mapping[str, Any]) -> Family:
     """The family that a config.json belongs to. Raises FamilyError that lists the known families."""
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise FamilyError(f"model_type = {shown(name)} is not a known family: expected one of {', '.join(FAMILIES)}")
+        raise FamilyError(
+            f"model_type = {format_value(name)} is not a known family: expected one of {', '.join(FAMILIES)}"
+        )
     encoder = FAMILIES[name].encoder
     alone = encoder is not None and config.get("architectures") == [encoder.model_class]
     return encoder if encoder is not None and alone else FAMILIES[name]

@@ -13,12 +13,12 @@ CONFIG, ADAPTER, ARCHITECTURE = "config.json", "adapter_config.json", "architect
 ADAPTER_TENSORS = "adapter_model.safetensors"
 #: how transformers generates with the model
 GENERATION = "generation_config.json"
-SAFE, PICKLE = "model.safetensors", "pytorch_model.bin"
+SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 #: what was said when the model was read from another folder, in our layout
 NOTES = "notes.json"
 #: the files that other parts read from the same folder: tokenizers, chat templates, the tensors of an adapter
-BESIDE = ("tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "vocab.txt")
-BESIDE += ("tokenizer_config.json", IDS_FILE, NOTES, "chat_template.jinja", ADAPTER_TENSORS)
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "vocab.txt")
+TOKENIZER_FILES += ("tokenizer_config.json", IDS_FILE, NOTES, "chat_template.jinja", ADAPTER_TENSORS)
 #: how a pickle is read after all
 TRUSTED = 'pass --trust pickles (trust="pickles") to read the tensors of the pickle, and nothing else of it'
 #: limits in bytes; the largest files in use have a tenth of this or less
@@ -31,7 +31,7 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER).exists() and not (folder / CONFIG).exists()
 
 
-def inside(folder: Path, name: Any) -> Path:
+def path_inside(folder: Path, name: Any) -> Path:
     """The path of file `name` in the folder. Raises FolderError unless it is a plain name whose links stay inside.
 
     The download cache keeps its files as links from snapshots/ID to blobs/, which are followed.
@@ -54,8 +54,8 @@ def read_description(folder: Path) -> tuple[str, dict[str, Any]]:
 
     Raises FolderError if there is none, it is damaged, or one of the files beside it is a link out of the folder.
     """
-    for name in BESIDE:
-        inside(folder, name)
+    for name in TOKENIZER_FILES:
+        path_inside(folder, name)
     for name in (CONFIG, ADAPTER, ARCHITECTURE):
         if (folder / name).exists():
             return name, read_object(folder, name)
@@ -68,14 +68,14 @@ def weight_files(folder: Path, *, trust: Trust = False) -> tuple[dict[str, Path]
 
     Raises FolderError if there are none, one leads out of the folder, or they are pickles without `trust`.
     """
-    for single in (SAFE, PICKLE):
+    for single in (SAFETENSORS, PICKLE):
         index_name = f"{single}.index.json"
-        weight_file = next((n for n in (single, index_name) if inside(folder, n).is_file()), None)
+        weight_file = next((n for n in (single, index_name) if path_inside(folder, n).is_file()), None)
         if weight_file is None:
             continue
         if single.endswith(".bin") and not trusts(trust, "pickles"):
             raise FolderError(
-                f"{folder} keeps its weights as a pickle ({weight_file}): use a folder with {SAFE}, or {TRUSTED}"
+                f"{folder} keeps its weights as a pickle ({weight_file}): use a folder with {SAFETENSORS}, or {TRUSTED}"
             )
         if weight_file == single:
             return {single: folder / single}, None
@@ -84,7 +84,7 @@ def weight_files(folder: Path, *, trust: Trust = False) -> tuple[dict[str, Path]
             raise FolderError(f"{folder / index_name} has no weight_map: expected which tensor is in which file")
         suffix = Path(single).suffix
         for name in index.values():
-            if not inside(folder, name).is_file() or not name.endswith(suffix):
+            if not path_inside(folder, name).is_file() or not name.endswith(suffix):
                 raise FolderError(f"{folder / index_name} names {name[:80]!r}: expected a {suffix} file in the folder")
         return {name: folder / name for name in sorted(set(index.values()))}, index
     raise FolderError(f"{folder} has no weights: expected model.safetensors, or its index and shards")
@@ -92,7 +92,7 @@ def weight_files(folder: Path, *, trust: Trust = False) -> tuple[dict[str, Path]
 
 def read_object(folder: Path, name: str) -> dict[str, Any]:
     """Read a JSON object from the folder. Raises FolderError if it is missing, too long, damaged, or repeats a name."""
-    path = inside(folder, name)
+    path = path_inside(folder, name)
     if not path.is_file():
         raise FolderError(f"{folder} has no file {name}")
     try:

@@ -58,7 +58,7 @@ QWEN3_NAMES = LLAMA_NAMES | {
     "blk.{i}.attn_k_norm": "blocks.{i}.attn.key_norm",
 }
 #: by the family whose options they are
-NAMES: dict[str, dict[str, str | tuple[str, ...]]] = {
+METADATA_KEYS: dict[str, dict[str, str | tuple[str, ...]]] = {
     "gpt2": dict(GPT2_NAMES),
     "llama": dict(LLAMA_NAMES),
     "qwen3": dict(QWEN3_NAMES),
@@ -99,7 +99,7 @@ NOT_COMPOSED = (
     "llama.cpp does not compose characters (NFC) as this tokenizer does, so text with combining characters may get "
     "other ids there."
 )
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+NORMAL, CONTROL, USER_DEFINED, UNUSED_TOKEN = 1, 3, 4, 5
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class GGUFTarget:
         return FAMILIES[self.name].unreadable_field(a, error)
 
 
-TARGETS = tuple(map(GGUFTarget, NAMES))
+TARGETS = tuple(map(GGUFTarget, METADATA_KEYS))
 
 
 @functools.lru_cache(maxsize=8)
@@ -193,7 +193,7 @@ def separated(tensor: Tensor, ours: tuple[str, ...], layout: str, a: Architectur
 def gguf_tensors(a: Architecture) -> Iterator[tuple[str, tuple[str, ...], str]]:
     """(their tensor, our tensors, how it joins them: "rows" or "halves", as `in_their_layout`)."""
     shapes, shape = parameter_shapes(a), gguf_architecture(a)
-    for theirs, ours in NAMES[shape].items():
+    for theirs, ours in METADATA_KEYS[shape].items():
         modules = (ours,) if isinstance(ours, str) else ours
         layout = "halves" if shape == "llama" and theirs in TURNED and a.positions.layout == "halves" else "rows"
         for i in range(a.n_layers) if "{i}" in theirs else [0]:
@@ -261,10 +261,11 @@ class OwnEntries(dict[str, Any]):
         before = f"{self.kind}."
         super().__init__({name.removeprefix(before): x for name, x in keys.items() if name.startswith(before)})
         n_experts = self.get("expert_count")
-        if self.kind not in NAMES or n_experts:
+        if self.kind not in METADATA_KEYS or n_experts:
             given = f"{self.kind} with {n_experts} experts" if n_experts else self.kind
             raise FamilyError(
-                f"general.architecture = {given}: expected one of {', '.join(NAMES)}, without experts; for another "
+                f"general.architecture = {given}: expected one of {', '.join(METADATA_KEYS)}, without experts; "
+                "for another "
                 "architecture give the model's Hugging Face folder"
             )
 
@@ -395,7 +396,7 @@ def tokenizer_keys(tokenizer: Tokenizer, n_vocab: int) -> dict[str, Any]:
     tokens = [names.get(i, f"[PAD{i}]") for i in range(n_vocab)]
     special = set(tokenizer.special)
     kinds = [
-        CONTROL if t in special else USER_DEFINED if t in plain else NORMAL if i in names else UNUSED
+        CONTROL if t in special else USER_DEFINED if t in plain else NORMAL if i in names else UNUSED_TOKEN
         for i, t in enumerate(tokens)
     ]
     return {
@@ -475,10 +476,10 @@ def write_gguf(
         ("tokenizer", chat),
     ):
         for key, value in keys.items():
-            _add(writer, f"{scope}.{key}", value)
+            _add_metadata(writer, f"{scope}.{key}", value)
     total = 0
     for theirs, tensor in tensors_of(state, a):
-        kind = gguf.GGMLQuantizationType[_kept_in(theirs, tensor.shape, word)]
+        kind = gguf.GGMLQuantizationType[_tensor_format(theirs, tensor.shape, word)]
         size, block = gguf.GGML_QUANT_SIZES[kind][1], gguf.GGML_QUANT_SIZES[kind][0]
         n_bytes = tensor.numel() // block * size
         writer.add_tensor_info(theirs, list(tensor.shape), np.dtype(np.float32), n_bytes, raw_dtype=kind)
@@ -487,13 +488,13 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for theirs, tensor in tensors_of(state, a):
-        kind = gguf.GGMLQuantizationType[_kept_in(theirs, tensor.shape, word)]
+        kind = gguf.GGMLQuantizationType[_tensor_format(theirs, tensor.shape, word)]
         writer.write_tensor_data(gguf.quants.quantize(tensor.detach().float().contiguous().numpy(), kind))
     writer.close()
     return total
 
 
-def _kept_in(theirs: str, shape: Sequence[int], word: str) -> str:
+def _tensor_format(theirs: str, shape: Sequence[int], word: str) -> str:
     """The number format of a tensor: float32 for vectors and positions; float16 for q8_0 matrices whose rows
     are not whole blocks of 32; else the one that was asked for.
     """
@@ -505,7 +506,7 @@ def _kept_in(theirs: str, shape: Sequence[int], word: str) -> str:
 def notes_on_gguf_weights(a: Architecture, weights: str) -> list[str]:
     """A sentence about matrices that are written in another number format than `weights`, where there are some."""
     shapes, word = parameter_shapes(a), WEIGHTS[weights][0]
-    kept = [_kept_in(theirs, shapes[ours[0]], word) for theirs, ours, _ in gguf_tensors(a)]
+    kept = [_tensor_format(theirs, shapes[ours[0]], word) for theirs, ours, _ in gguf_tensors(a)]
     matrices = [kind for kind in kept if kind != "F32"]
     if word == "F32" or not (others := sum(kind != word for kind in matrices)):
         return []
@@ -515,7 +516,7 @@ def notes_on_gguf_weights(a: Architecture, weights: str) -> list[str]:
     ]
 
 
-def _add(writer: Any, key: str, value: Any) -> None:
+def _add_metadata(writer: Any, key: str, value: Any) -> None:
     """Write numbers in their GGUF type: ids, sizes and counts unsigned, token types signed, all 32 bits."""
     if isinstance(value, list):
         writer.add_array(key, value)

@@ -24,7 +24,7 @@ from pellucid.hub.gguf import (
     FACTORS,
     LLAMA3,
     PATTERNS,
-    UNUSED,
+    UNUSED_TOKEN,
     USER_DEFINED,
     FileFacts,
     OwnEntries,
@@ -41,7 +41,7 @@ from pellucid.text.tokenizers.post_processor import template_around
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 #: the pre-tokenizer whose texts llama.cpp begins with the bos token unless the file says otherwise (Llama 3)
-BEGUN = "llama-bpe"
+BOS_PRETOKENIZER = "llama-bpe"
 #: formats that lose no digits of float32
 EXACT = ("F32", "F64")
 #: entries of an array beside the tensors; the largest in use, the merges of a vocabulary, have a tenth of it
@@ -242,7 +242,7 @@ def tokenizer_from(keys: Mapping[str, Any]) -> BPETokenizer:
     pattern, ignores_merges = patterns[own["pre"]]
     names = list(own["tokens"])
     kinds = own.get("token_type") or [1] * len(names)
-    while kinds and kinds[-1] == UNUSED:  # rows of the embedding that no token has
+    while kinds and kinds[-1] == UNUSED_TOKEN:  # rows of the embedding that no token has
         names.pop()
         kinds = kinds[:-1]
     added = [
@@ -276,4 +276,4 @@ def tokenizer_from(keys: Mapping[str, Any]) -> BPETokenizer:
 def first_token(own: Mapping[str, Any]) -> int | None:
     """The id that llama.cpp puts before every text, None if it puts none there."""
     first = own.get("bos_token_id")
-    return first if type(first) is int and own.get("add_bos_token", own["pre"] == BEGUN) else None
+    return first if type(first) is int and own.get("add_bos_token", own["pre"] == BOS_PRETOKENIZER) else None

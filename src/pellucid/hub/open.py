@@ -30,7 +30,7 @@ from pellucid.hub.files import (
 )
 from pellucid.hub.folder import Folder
 from pellucid.hub.gguf_file import open_gguf
-from pellucid.hub.own_code import Unprefixed, is_own
+from pellucid.hub.own_code import Unprefixed, has_pellucid_code
 from pellucid.hub.peft import MergedTensors, read_adapter
 from pellucid.hub.shards import Shards
 from pellucid.hub.text_towers import TextTensors, text_config, text_model_name, text_tower
@@ -44,7 +44,7 @@ from pellucid.trust import Trust, trusts
 
 #: the files of a repository that are downloaded, and those of them that are not: what its subfolders hold, and the same
 #: weights once more as other software names them. Pickles are downloaded where the caller trusts them
-WANTED = ("*.safetensors", "*.json", "merges.txt", "vocab.bpe", "vocab.txt", JINJA)
+DOWNLOADED_FILES = ("*.safetensors", "*.json", "merges.txt", "vocab.bpe", "vocab.txt", JINJA)
 UNWANTED = ("*/*", "consolidated*.safetensors")
 PICKLES = ("pytorch_model*.bin",)
 
@@ -71,7 +71,7 @@ def open_folder(path: Path, *, trust: Trust = False) -> Folder:
         config = description
         architecture = read_config(path, config)
         check_sizes(path, architecture)
-        family = None if is_own(config) else family_of(config)
+        family = None if has_pellucid_code(config) else family_of(config)
     shards = Shards(*weight_files(path, trust=trust))
     refuse_quantised(path, config, shards)
     tensors: Mapping[str, Tensor] = TextTensors(shards) if tower is not None else shards
@@ -81,7 +81,7 @@ def open_folder(path: Path, *, trust: Trust = False) -> Folder:
     check_weights(
         path, architecture, shards.n_numbers, lambda: missing_tensor(tensors, config, family) if family else ""
     )
-    tensors = Unprefixed(shards, path) if is_own(config) else tensors
+    tensors = Unprefixed(shards, path) if has_pellucid_code(config) else tensors
     return Folder(path, architecture, family, config, tensors, trust, files=shards, tower=tower)
 
 
@@ -148,12 +148,12 @@ def download(name: str, revision: str | None = None, *, trust: Trust = False) ->
     With `trust`, pickled weights are downloaded where there are no others. Raises FolderError for unknown names and
     revisions, without a network, and without `trust` for a model whose weights are pickles.
     """
-    folder = download_files(name, revision, WANTED)
+    folder = download_files(name, revision, DOWNLOADED_FILES)
     # what has no config.json is an adapter or a model of another kind, and its weights have other names
     if any(folder.glob("*.safetensors")) or not (folder / CONFIG).exists():
         return folder
     if trusts(trust, "pickles"):
-        return download_files(name, revision, (*WANTED, *PICKLES))
+        return download_files(name, revision, (*DOWNLOADED_FILES, *PICKLES))
     if not (folder / PICKLE).exists() and is_on_hub(name, revision, PICKLE):
         raise FolderError(
             f"{name} keeps its weights as a pickle ({PICKLE}): use a repository with safetensors, or {TRUSTED}"

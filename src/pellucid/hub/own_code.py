@@ -49,7 +49,7 @@ def code_config(a: Architecture, end_token: int | None = None) -> dict[str, Any]
     return config | ({} if end_token is None else {"bos_token_id": end_token, "eos_token_id": end_token})
 
 
-def is_own(config: Mapping[str, Any]) -> bool:
+def has_pellucid_code(config: Mapping[str, Any]) -> bool:
     """Whether a config.json belongs to such a folder."""
     return config.get("model_type") == MODEL_TYPE
 

@@ -29,13 +29,13 @@ from pellucid.hub.write import write_object
 from pellucid.model_names import FolderError
 
 #: a module's name, and which tensor of it this is: peft puts the weight that a pair changes beside that of a readout
-NAME = re.compile(r"base_model\.model\.([\w.]{1,200})\.(lora_A|lora_B|base_layer)\.weight")
+TENSOR_NAME = re.compile(r"base_model\.model\.([\w.]{1,200})\.(lora_A|lora_B|base_layer)\.weight")
 #: other entries of adapter_config.json that would change the function, with the values that do not
 SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": (None, "none"),
     "use_dora": (None, False),
-    # the scale alone differs (`_change`)
+    # the scale alone differs (`_lora_delta`)
     "use_rslora": (None, False, True),
     "lora_bias": (None, False),
     "modules_to_save": (None, []),
@@ -81,7 +81,7 @@ class LoraDelta:
 # Writing ------------------------------------------------------------------------------------------
 
 
-def changes_of(
+def lora_deltas(
     pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float, a: Architecture, family: Family | None
 ) -> Iterator[tuple[str, LoraDelta]]:
     """The changes of our modules under the family's names, or under our own without a family."""
@@ -169,12 +169,12 @@ def read_adapter(folder: Path, config: Mapping[str, Any]) -> dict[str, LoraDelta
     pairs: dict[str, dict[str, Tensor]] = {}
     with safe_open(folder / TENSORS, "pt") as file:
         for name in sizes:
-            if not (said := NAME.fullmatch(name)):
+            if not (said := TENSOR_NAME.fullmatch(name)):
                 raise FolderError(
                     f"{folder / TENSORS} holds {name[:80]!r}: expected lora_A and lora_B of linear modules"
                 )
             pairs.setdefault(said[1], {})[said[2]] = file.get_tensor(name)
-    return {module: _change(folder, config, module, pair) for module, pair in pairs.items()}
+    return {module: _lora_delta(folder, config, module, pair) for module, pair in pairs.items()}
 
 
 def _check_parameters(folder: Path, config: Mapping[str, Any]) -> None:
@@ -188,7 +188,7 @@ def _check_parameters(folder: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def _change(folder: Path, config: Mapping[str, Any], module: str, tensors: dict[str, Tensor]) -> LoraDelta:
+def _lora_delta(folder: Path, config: Mapping[str, Any], module: str, tensors: dict[str, Tensor]) -> LoraDelta:
     pair = {name: tensor for name, tensor in tensors.items() if name != "base_layer"}
     if pair.keys() != {"lora_A", "lora_B"} or any(t.ndim != 2 or not t.is_floating_point() for t in pair.values()):
         raise FolderError(f"{folder / TENSORS}: {module} needs lora_A and lora_B, two matrices")
@@ -197,15 +197,15 @@ def _change(folder: Path, config: Mapping[str, Any], module: str, tensors: dict[
     if not rank or B.shape[1] != rank:
         shapes = f"{list(A.shape)} and {list(B.shape)}"
         raise FolderError(f"{folder / TENSORS}: {module} has shapes {shapes}: expected [r, in] and [out, r]")
-    alpha = _number_for(folder, config, module, "alpha_pattern", "lora_alpha")
-    r = _number_for(folder, config, module, "rank_pattern", "r")
+    alpha = _number_for_module(folder, config, module, "alpha_pattern", "lora_alpha")
+    r = _number_for_module(folder, config, module, "rank_pattern", "r")
     if r != rank:
         raise FolderError(f"{folder / CONFIG} gives {module} rank {r}, but its matrices have rank {rank}")
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     return LoraDelta(A, B, scale, base_weight=tensors.get("base_layer"))
 
 
-def _number_for(folder: Path, config: Mapping[str, Any], module: str, name: str, default: str) -> float:
+def _number_for_module(folder: Path, config: Mapping[str, Any], module: str, name: str, default: str) -> float:
     """The number for a module: that of the pattern its name ends with, else the entry `default`.
 
     Patterns are names, not regular expressions.

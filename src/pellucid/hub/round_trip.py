@@ -10,9 +10,18 @@ from pellucid.hub.tables.entries import FamilyError
 from pellucid.option_values import ArchitectureError
 
 #: fields that say what kind of model it is, the most telling first
-KINDS = ("encoder", "readout", "attention.mask", "mlp.experts", "block", "positions.kind", "norm.kind", "mlp.form")
+KIND_FIELDS = (
+    "encoder",
+    "readout",
+    "attention.mask",
+    "mlp.experts",
+    "block",
+    "positions.kind",
+    "norm.kind",
+    "mlp.form",
+)
 #: how many targets a refusal names
-NEAREST = 3
+N_NAMED_TARGETS = 3
 
 
 class Target(Protocol):
@@ -72,13 +81,13 @@ def lost(a: Architecture, target: Target) -> list[Lost]:
 
     def rank(field: Lost) -> tuple[int, bool, bool]:
         """The kind of model first, then limits, options, and numbers, each in the order of the fields."""
-        kind = KINDS.index(field.field) if field.field in KINDS else len(KINDS)
+        kind = KIND_FIELDS.index(field.field) if field.field in KIND_FIELDS else len(KIND_FIELDS)
         return kind, field.field not in unmet, not isinstance(field.value, str)
 
     return sorted((Lost(name, before[name]) for name in compared or names), key=rank)
 
 
-def first_able(a: Architecture, targets: Iterable[SomeTarget]) -> SomeTarget | None:
+def first_lossless_target(a: Architecture, targets: Iterable[SomeTarget]) -> SomeTarget | None:
     """The first target that holds all of the architecture."""
     return next((target for target in targets if not lost(a, target)), None)
 
@@ -94,7 +103,7 @@ def able_target(a: Architecture, targets: Iterable[SomeTarget], what: str, advic
         if not (fields := lost(a, target)):
             return target
         ways[target.name] = fields
-    nearest = sorted(ways.items(), key=lambda way: (way[1][0].ends_comparison, len(way[1])))[:NEAREST]
+    nearest = sorted(ways.items(), key=lambda way: (way[1][0].ends_comparison, len(way[1])))[:N_NAMED_TARGETS]
     (name, fields), *others = nearest
     parts = [f"{name} cannot represent {' and '.join(map(str, fields))}"]
     parts += [f"{name} cannot represent {fields[0]}" for name, fields in others]

@@ -83,7 +83,7 @@ def _join(modules: Sequence[str], leave_out: Collection[str] = (), imported: Col
     leave_out  names of classes to omit
     imported   modules of ours whose names are imported from configuration_pellucid.py instead
     """
-    sources = {name: _untyped(_read(name)) for name in modules}
+    sources = {name: _untyped(_module_source(name)) for name in modules}
     body = "\n\n\n".join(_body(name, text, leave_out) for name, text in sources.items()) + "\n"
     used = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
     imports: dict[str, set[str]] = {}
@@ -141,10 +141,10 @@ def _named_shape(match: re.Match[str]) -> str:
     return f"{name} = Tensor  # [{axes}]" + (f", {comment}" if comment else "")
 
 
-def _read(module: str) -> str:
+def _module_source(module: str) -> str:
     *rooms, name = module.split(".")
     return resources.files("pellucid").joinpath(*rooms, f"{name}.py").read_text(encoding="utf-8")
 
 
 def _docstring(module: str) -> str:
-    return ast.get_docstring(ast.parse(_read(module))) or ""
+    return ast.get_docstring(ast.parse(_module_source(module))) or ""

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from pellucid.hub.tables import FAMILIES
-from pellucid.hub.tables.entries import FamilyError, shown
+from pellucid.hub.tables.entries import FamilyError, format_value
 
 #: entries of config.json that only images, or the places of images in a text, depend on
 OF_IMAGES = ("vision_config", "mm_tokens_per_image", "video_token_id", "vision_start_token_id", "vision_end_token_id")
@@ -69,7 +69,7 @@ def text_config(config: Mapping[str, Any], tower: TextTower) -> dict[str, Any]:
     """
     own = config.get("text_config") or {}
     if not isinstance(own, Mapping):
-        raise FamilyError(f"text_config = {shown(own)} in config.json: expected an object")
+        raise FamilyError(f"text_config = {format_value(own)} in config.json: expected an object")
     beside = {name: value for name, value in config.items() if name not in (*OF_IMAGES, "text_config")}
     family = FAMILIES[tower.family]
     classes = {tower.model_class: family.model_class, tower.body: family.body}

@@ -87,7 +87,7 @@ def their_logits(
             model = PeftModel.from_pretrained(model, str(adapter)).to(dtype)
     if hidden_of is not None:
         only = {name: values[hidden_of] for name, values in given.items()}
-        output = _read(model.eval(), tokens[hidden_of], only, output_hidden_states=True)
+        output = _model_output(model.eval(), tokens[hidden_of], only, output_hidden_states=True)
         return [*_hidden_states(output)]
     outputs: list[Tensor | None] = []
     for n, text in enumerate(tokens):
@@ -96,7 +96,7 @@ def their_logits(
             # padding may have nothing to read: some classes hide all keys with float64's least number cast to float32,
             # which is -inf; the padding's output is then not a number, and 0 times it spreads
             model.float()
-        output = _read(model.eval(), text, inputs)
+        output = _model_output(model.eval(), text, inputs)
         outputs.append(None if output is None else output.logits.cpu().double())
     return outputs
 
@@ -109,7 +109,7 @@ def _has_padding(name: str, value: Tensor | None) -> bool:
     return name.endswith("attention_mask") and value is not None and not bool(value.all())
 
 
-def _read(model: Any, text: Tensor, given: Mapping[str, Tensor | None], **options: bool) -> Any:
+def _model_output(model: Any, text: Tensor, given: Mapping[str, Tensor | None], **options: bool) -> Any:
     """The model's output for one call, None if its class does not take one of these inputs."""
     more = {name: value for name, value in given.items() if value is not None}
     if not more.keys() <= inspect.signature(model.forward).parameters.keys():

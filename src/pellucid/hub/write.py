@@ -17,7 +17,7 @@ from pellucid.hub.families import FAMILIES, FamilyError, config_of
 from pellucid.hub.files import GENERATION, NOTES, read_object
 from pellucid.hub.folder import Folder
 from pellucid.hub.own_code import code_config
-from pellucid.hub.round_trip import able_target, first_able
+from pellucid.hub.round_trip import able_target, first_lossless_target
 from pellucid.hub.shards import FORMATS
 from pellucid.hub.tables import Family
 from pellucid.json_files import MOST_BYTES, read_regular
@@ -54,7 +54,7 @@ def exported_as(a: Architecture, name: str | None = None) -> tuple[Family, Archi
         raise FamilyError(f"there is no family {name!r}: choose one of {', '.join(FAMILIES)}")
     families = list(FAMILIES.values()) if name is None else [FAMILIES[name]]
     bare = without_dropout(a)
-    if a != bare and (family := first_able(a, families)):
+    if a != bare and (family := first_lossless_target(a, families)):
         return family, a
     advice = ". Without --family, pellucid convert writes it with code that transformers opens"
     return able_target(bare, families, "a model of another project", advice), bare

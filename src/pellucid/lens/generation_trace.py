@@ -118,7 +118,7 @@ class GenerationTrace(TapFactory):
                 shape_here = [1] * joined.ndim
                 shape_here[k - 1] = -1
                 places[k - 1] = along[real]
-            joined = _put(joined, places, source)
+            joined = _assign_along_axes(joined, places, source)
         return joined[None]
 
 
@@ -144,7 +144,7 @@ def generate_traced(
     return generated, watch.tensors()
 
 
-def _put(into: Tensor, places: list, values: Tensor) -> Tensor:
+def _assign_along_axes(into: Tensor, places: list, values: Tensor) -> Tensor:
     """Write `values` at the given indices along some of the axes."""
     grids = [p if isinstance(p, Tensor) else torch.arange(n) for p, n in zip(places, into.shape, strict=True)]
     into[torch.meshgrid(*(g.to(into.device) for g in grids), indexing="ij")] = values

@@ -16,7 +16,7 @@ from torch import Tensor
 from pellucid.lens.show.answers import json_number, numbers, with_arrays
 from pellucid.lens.weights.circuit_weights import CircuitError
 from pellucid.lens.weights.circuits import Circuits
-from pellucid.lens.weights.composition import Composition, Kind
+from pellucid.lens.weights.composition import Composition, CompositionKind
 from pellucid.lens.weights.embeddings import Embeddings
 from pellucid.lens.weights.head_weights import Head
 from pellucid.lens.weights.positional import (
@@ -150,7 +150,9 @@ def look_up_token(
     return panel | {"code": code, "not_shown": not_shown}
 
 
-def composition_graph(circuits: Circuits, kind: Kind, offset: int | None = None) -> tuple[dict[str, Any], Composition]:
+def composition_graph(
+    circuits: Circuits, kind: CompositionKind, offset: int | None = None
+) -> tuple[dict[str, Any], Composition]:
     """The composition scores of all pairs of heads, with the mean and the spread of random heads of these shapes."""
     rotated = circuits.architecture.rotates_somewhere and kind != "V" and circuits.part != "cross"
     back = (1 if offset is None else offset) if rotated else None
@@ -397,7 +399,9 @@ def add_routes(app: FastAPI, session: Session) -> None:
         return await of(request, asked, lambda c: scores_over_distance(c, layer, head, token_of(query), token_of(key)))
 
     @app.get("/api/w/compose/{kind}")
-    async def composition(request: Request, asked: Asked, kind: Kind, offset: int | None = None) -> dict[str, Any]:
+    async def composition(
+        request: Request, asked: Asked, kind: CompositionKind, offset: int | None = None
+    ) -> dict[str, Any]:
         def panel(circuits: Circuits) -> dict[str, Any]:
             return session.once(("compose", asked, kind, offset), lambda: composition_graph(circuits, kind, offset)[0])
 

@@ -25,7 +25,7 @@ from pellucid.predictors.predictor import Predictor
 from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import cache_folder
 from pellucid.text.tokenizers.base import BLANK, Tokenizer
-from pellucid.text.tokens.store import Part, Tokens, TokensError, read_manifest
+from pellucid.text.tokens.store import Tokens, TokenSequence, TokensError, read_manifest
 
 #: the prompts of a model whose text is not known; masked models guess HIDDEN_WORD of the first
 EXAMPLE = "When Mary and John went to the shops, John gave a drink to"
@@ -34,9 +34,9 @@ HIDDEN_WORD = "drink"
 #: the most tokens of a passage
 LONGEST_PASSAGE = 48
 #: how many times as many are read to find a beginning in
-READ = 6
+TEXTS_PER_PROMPT = 6
 #: words that are tried in the place of one
-OTHERS = 8
+N_CHANGED_PROMPTS = 8
 #: the most texts that are compared
 MOST_TEXTS = 64
 #: ... and the fewest, however large the network is
@@ -134,7 +134,7 @@ def is_of_run(data: dict[str, Any], manifest: dict[str, Any]) -> bool:
 def held_out_passages(model: Model, tokens: Tokens) -> list[Prompts]:
     """Passages from all over the held-out text that begin where a document, a paragraph, a sentence or a line does."""
     longest, passages = min(LONGEST_PASSAGE, longest_prompt(model)), {}
-    for text, source in held_out_texts(model, tokens, READ * longest):
+    for text, source in held_out_texts(model, tokens, TEXTS_PER_PROMPT * longest):
         cut = cut_text(model.tokenizer, text, longest)
         if cut is not None and cut not in passages:
             passages[cut] = with_blank(model, cut) if is_masked(model) else with_loss(model, cut, source)
@@ -166,7 +166,7 @@ def held_out_texts(model: Model, tokens: Tokens, most: int) -> Iterator[tuple[st
             yield text[next((match.end() for match in found if match), 0) :], ""
 
 
-def text_from(tokenizer: Tokenizer, part: Part, start: int, most: int) -> str:
+def text_from(tokenizer: Tokenizer, part: TokenSequence, start: int, most: int) -> str:
     """The text of `most` tokens, up to the first special one, such as the separator at a document's end."""
     ids = part.read(start, min(start + most, len(part)))
     after_first = np.flatnonzero(np.isin(ids[1:], list(tokenizer.special.values())))
@@ -253,7 +253,7 @@ def changed_text(model: Model, text: str, source: str, passages: list[Prompts]) 
         for at in re.finditer(unit, text):
             others = (word for word, _ in words.most_common() if word != at[0] and alike(word, at[0]))
             texts = (text[: at.start()] + word + text[at.end() :] for word in others)
-            changed += islice(filter(fits, texts), OTHERS) if 4 * at.start() >= len(text) else ()
+            changed += islice(filter(fits, texts), N_CHANGED_PROMPTS) if 4 * at.start() >= len(text) else ()
         if changed:
             texts = [text, *(changed[k] for k in spread_over(len(changed), model))]
             log_probs = model.trace(texts, **sources([source] * len(texts))).logits[:, -1].float().log_softmax(-1)

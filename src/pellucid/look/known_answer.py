@@ -30,32 +30,32 @@ from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
 from pellucid.model import Transformer
 from pellucid.text.tokenizers.words import WordTokenizer
 
-FACTS = {" Rome": " Italy", " Paris": " France", " Madrid": " Spain", " Berlin": " Germany"}
-FIRST_NAMES, LAST_NAMES = (" Anna", " Ivan"), (" Smith", " Lee")
+CAPITALS = {" Rome": " Italy", " Paris": " France", " Madrid": " Spain", " Berlin": " Germany"}
+FORENAMES, SURNAMES = (" Anna", " Ivan"), (" Smith", " Lee")
 OTHER_WORDS = (" is", " in", " the", " capital", " of", " met", " saw", ".", ",", " and")
-WORDS = (*FACTS, *FACTS.values(), *FIRST_NAMES, *LAST_NAMES, *OTHER_WORDS)
+WORDS = (*CAPITALS, *CAPITALS.values(), *FORENAMES, *SURNAMES, *OTHER_WORDS)
 #: words that may begin a text, without the blank before them; they have the codes of the words with it
-OPENINGS = tuple(word.strip() for word in (*FACTS, *FIRST_NAMES))
+OPENINGS = tuple(word.strip() for word in (*CAPITALS, *FORENAMES))
 #: one code for each word, the separator and the unknown
 N_CODES = len(WORDS) + 2
 #: after these words the sentence asks for a country
-ASKING = (" in", " of")
+PREPOSITIONS = (" in", " of")
 
 #: which words usually follow a word
 FOLLOWERS: dict[str, tuple[str, ...]] = {
-    **{city: (" is",) for city in FACTS},
-    **{country: (".",) for country in FACTS.values()},
-    **{name: LAST_NAMES for name in FIRST_NAMES},
-    **{name: (" is", " met", " saw") for name in LAST_NAMES},
+    **{city: (" is",) for city in CAPITALS},
+    **{country: (".",) for country in CAPITALS.values()},
+    **{name: SURNAMES for name in FORENAMES},
+    **{name: (" is", " met", " saw") for name in SURNAMES},
     " is": (" in", " the"),
-    " in": tuple(FACTS),
+    " in": tuple(CAPITALS),
     " the": (" capital",),
     " capital": (" of",),
-    " met": FIRST_NAMES,
-    " saw": (*FIRST_NAMES, *FACTS),
-    ".": (*FIRST_NAMES, *FACTS),
+    " met": FORENAMES,
+    " saw": (*FORENAMES, *CAPITALS),
+    ".": (*FORENAMES, *CAPITALS),
     ",": (" and",),
-    " and": (*FIRST_NAMES, *FACTS),
+    " and": (*FORENAMES, *CAPITALS),
 }
 
 #: prompts whose answer is known: the text, the likeliest next token, and why
@@ -70,9 +70,9 @@ PROMPTS = (
 #: what stands for the folder of this model, which has none
 KNOWN_ANSWER = "known-answer"
 N_CTX, D_HEAD = 32, 32
-_ENDS = [0, N_CODES, N_CODES + N_CTX, 2 * N_CODES + N_CTX, 2 * N_CODES + N_CTX + len(FACTS)]
-TOKEN, PLACE, BEFORE, FACT = (slice(a, b) for a, b in itertools.pairwise(_ENDS))
-NEXT = slice(_ENDS[-1], _ENDS[-1] + N_CODES)
+_SLICE_ENDS = [0, N_CODES, N_CODES + N_CTX, 2 * N_CODES + N_CTX, 2 * N_CODES + N_CTX + len(CAPITALS)]
+TOKEN, PLACE, BEFORE, FACT = (slice(a, b) for a, b in itertools.pairwise(_SLICE_ENDS))
+NEXT = slice(_SLICE_ENDS[-1], _SLICE_ENDS[-1] + N_CODES)
 
 ARCHITECTURE = Architecture(
     n_vocab=len(WORDS) + len(OPENINGS) + 2,
@@ -80,7 +80,7 @@ ARCHITECTURE = Architecture(
     d_model=NEXT.stop,
     n_layers=2,
     attention=Attention(n_heads=2, d_head=D_HEAD, scale="1", bias="qkv"),
-    mlp=MLP(d_ff=len(FACTS), activation="relu"),
+    mlp=MLP(d_ff=len(CAPITALS), activation="relu"),
     positions=Positions(kind="learned"),
     norm=Norm(kind="rms", eps=1e-8),
     unembed="untied",
@@ -96,7 +96,7 @@ class Planted:
     induction: tuple[int, int] = (1, 0)
     recall: tuple[int, int] = (1, 1)
     memories: tuple[tuple[str, str, tuple[int, int]], ...] = tuple(
-        (city, country, (0, k)) for k, (city, country) in enumerate(FACTS.items())
+        (city, country, (0, k)) for k, (city, country) in enumerate(CAPITALS.items())
     )
     """the neuron of each city"""
 
@@ -153,10 +153,10 @@ def _write_block_0(block: Any) -> None:
     block.attn.query.bias[first][0] = 10
     key[first, PLACE][0, 0] = 2
     # MLP 0: neuron k fires on city k alone and writes which fact it is; the stream has length sqrt(3) here
-    cities = torch.eye(N_CODES)[: len(FACTS)]
+    cities = torch.eye(N_CODES)[: len(CAPITALS)]
     block.mlp.up[0].weight[:, TOKEN] = 2 * 3**0.5 * cities
     block.mlp.up[0].bias.fill_(-1)
-    block.mlp.down.weight[FACT] = torch.eye(len(FACTS))
+    block.mlp.down.weight[FACT] = torch.eye(len(CAPITALS))
 
 
 def _write_block_1(block: Any) -> None:
@@ -173,7 +173,7 @@ def _write_block_1(block: Any) -> None:
     value[induction, TOKEN][:N_CODES] = torch.eye(N_CODES)
     out[NEXT, induction][:, :N_CODES] = 2 * torch.eye(N_CODES)
     # head 1.1: words that ask meet cities, later ones rather than earlier ones; other words avoid cities
-    asking, cities = [WORDS.index(word) for word in ASKING], range(len(FACTS))
+    asking, cities = [WORDS.index(word) for word in PREPOSITIONS], range(len(CAPITALS))
     for code in asking:
         query[recall, TOKEN][0, code] = 3**0.5
     for code in cities:
@@ -181,9 +181,9 @@ def _write_block_1(block: Any) -> None:
         key[recall, TOKEN][1, code] = -50
     key[recall, PLACE][0] = 3 * torch.arange(N_CTX)
     attention.query.bias[recall][1] = 1
-    value[recall, FACT][: len(FACTS)] = torch.eye(len(FACTS))
-    countries = torch.eye(N_CODES)[[WORDS.index(country) for country in FACTS.values()]].T
-    out[NEXT, recall][:, : len(FACTS)] = 2 * countries
+    value[recall, FACT][: len(CAPITALS)] = torch.eye(len(CAPITALS))
+    countries = torch.eye(N_CODES)[[WORDS.index(country) for country in CAPITALS.values()]].T
+    out[NEXT, recall][:, : len(CAPITALS)] = 2 * countries
 
 
 def _write_unembedding(network: Transformer) -> None:
@@ -198,8 +198,8 @@ def _write_unembedding(network: Transformer) -> None:
     # against what heads copy where there is nothing else to read: no word follows itself, and no country a word that
     # does not ask
     bigrams -= 25 * torch.eye(N_CODES)
-    others = [code for code in range(N_CODES) if code not in [WORDS.index(word) for word in ASKING]]
-    for country in FACTS.values():
+    others = [code for code in range(N_CODES) if code not in [WORDS.index(word) for word in PREPOSITIONS]]
+    for country in CAPITALS.values():
         bigrams[WORDS.index(country), others] = -25
     W_U[:, TOKEN] = bigrams[of_code] * with_blank[:, None]
     # a text that follows the separator begins without a blank

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-from pellucid.edits import PLACES, Edit, EditError
+from pellucid.edits import AXES_OF_SELECTION, Edit, EditError
 from pellucid.lens.core.inputs import InputOptions
 from pellucid.serve.protocol import EditBody
 
@@ -97,7 +97,9 @@ def edit_code(fields: Mapping[str, Any], options: InputOptions) -> str:
     if op in ("add", "scale") and "factor" in fields:
         arguments.append(f"factor={fields['factor']!r}")
     arguments += [f"{bound}={fields[bound]!r}" for bound in ("low", "high") if fields.get(bound) is not None]
-    arguments += [f"{place}={_indices_code(fields[place])}" for place in PLACES if fields.get(place) is not None]
+    arguments += [
+        f"{place}={_indices_code(fields[place])}" for place in AXES_OF_SELECTION if fields.get(place) is not None
+    ]
     return f"edits.{'set_to' if op == 'set' else op}({', '.join(arguments)})"
 
 

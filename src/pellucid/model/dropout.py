@@ -14,7 +14,7 @@ from pellucid.model.shapes import Samples
 #: odd numbers by which the coordinates of an entry are spread, from its last axis to its first (2^32 / golden ratio)
 SPREAD = (1, 0x9E3779B1, 0x85EBCA77)
 #: multipliers of a hash of 32 bits (Wellons 2018, lowbias32)
-FIRST, SECOND = 0x7FEB352D, 0x846CA68B
+HASH_MULTIPLIER_1, HASH_MULTIPLIER_2 = 0x7FEB352D, 0x846CA68B
 #: multipliers of a hash of 64 bits (Steele, Lea and Flood 2014)
 GOLDEN, MIX = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
 
@@ -51,10 +51,10 @@ def kept_entries(
     low, high = (key.view(-1, *[1] * (x.ndim - 1)) for key in keys_of_samples(samples, place))
     h = low + entry_numbers(x, first)
     h ^= h >> 16
-    h *= signed(FIRST, 32)
+    h *= signed(HASH_MULTIPLIER_1, 32)
     h ^= h >> 15
     h ^= high
-    h *= signed(SECOND, 32)
+    h *= signed(HASH_MULTIPLIER_2, 32)
     return h >= round(p * 2**32) - 2**31
 
 
@@ -80,7 +80,7 @@ def signed(number: int, bits: int) -> int:
     return number - 2**bits if number >= 2 ** (bits - 1) else number
 
 
-def number_places(network: nn.Module) -> None:
+def number_dropout_modules(network: nn.Module) -> None:
     """Give every place of dropout in the network a number of its own."""
     for place, module in enumerate(m for m in network.modules() if isinstance(m, SampledDropout)):
         module.place = place

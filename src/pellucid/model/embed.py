@@ -10,7 +10,7 @@ from pellucid.architecture import Architecture
 from pellucid.model.dropout import SampledDropout
 from pellucid.model.mlp import ACTIVATION
 from pellucid.model.norm import Identity, make_norm
-from pellucid.model.positions import make_added
+from pellucid.model.positions import make_position_embedding
 from pellucid.model.shapes import Embeddings, History, Logits, PositionIds, Stream, Tokens
 from pellucid.model.tap import OFF, Tap
 
@@ -65,7 +65,7 @@ class Embed(nn.Module):
         super().__init__()
         self.token = nn.Embedding(a.n_vocab, a.embed_width)
         self.projection = nn.Linear(a.d_embed, a.d_model, bias=self.has_bias) if a.d_embed else Identity()
-        self.position = make_added(a)
+        self.position = make_position_embedding(a)
         self.segment = nn.Embedding(a.n_segments, a.embed_sum_width) if a.n_segments else None
         self.ngrams = NGrams(a) if a.ngrams else None
         self.norm = make_norm(a, a.embed_sum_width) if a.embed_norm == "norm" else Identity()

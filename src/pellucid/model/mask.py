@@ -19,7 +19,7 @@ def causal(i: Tensor, j: Tensor) -> Tensor:
     return j <= i
 
 
-def everything(i: Tensor, j: Tensor) -> Tensor:
+def attend_everywhere(i: Tensor, j: Tensor) -> Tensor:
     """j is any position."""
     return (j == j) | (i == i)
 
@@ -71,7 +71,7 @@ class Mask(nn.Module):
     def __init__(self, a: Architecture, layer: int, cross: bool = False):
         super().__init__()
         unlimited = cross or a.attention.mask == "bidirectional"
-        self.rule = everything if unlimited else causal
+        self.rule = attend_everywhere if unlimited else causal
         self.window = 0 if cross else a.window(layer)
         biased = a.biases_scores and not cross
         #: what the scores gain; one that all layers share is put here by the backbone

@@ -73,7 +73,7 @@ class GatedMLP(PlainMLP):
         return self.f(gate) * up
 
 
-def make_one(a: Architecture, d_ff: int) -> PlainMLP:
+def make_dense_mlp(a: Architecture, d_ff: int) -> PlainMLP:
     """One MLP of the architecture's form, or one of its experts, whose hidden layers are `d_ff` wide."""
     if a.mlp.form == "gated":
         return GatedMLP(a, d_ff)
@@ -97,7 +97,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.k, self.over_chosen = a.mlp.experts_per_token, a.mlp.router_softmax == "chosen"
         self.router = nn.Linear(a.d_model, a.mlp.experts, bias=False)
-        self.experts = nn.ModuleList(make_one(a, a.d_ff) for _ in range(a.mlp.experts))
+        self.experts = nn.ModuleList(make_dense_mlp(a, a.d_ff) for _ in range(a.mlp.experts))
         self.shared = SharedExpert(a) if a.mlp.shared_d_ff else None
         #: which rows each expert computes; a plan of memory, which has no numbers, divides them evenly
         self.choices = choices
@@ -144,7 +144,7 @@ class SharedExpert(nn.Module):
 
     def __init__(self, a: Architecture):
         super().__init__()
-        self.mlp = make_one(a, a.mlp.shared_d_ff)
+        self.mlp = make_dense_mlp(a, a.mlp.shared_d_ff)
         self.scale = nn.Linear(a.d_model, 1, bias=False) if a.mlp.shared_gate == "sigmoid" else None
 
     def forward(self, x: Stream, tap: Tap = OFF) -> Stream:
@@ -154,4 +154,4 @@ class SharedExpert(nn.Module):
 
 def make_mlp(a: Architecture) -> PlainMLP | MixtureOfExperts:
     """The architecture's MLP, or its mixture of experts."""
-    return MixtureOfExperts(a) if a.mlp.experts else make_one(a, a.d_ff)
+    return MixtureOfExperts(a) if a.mlp.experts else make_dense_mlp(a, a.d_ff)

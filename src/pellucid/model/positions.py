@@ -252,7 +252,7 @@ def buckets(n: int, max_distance: int) -> Float[Tensor, " distance"]:
 
 # The scheme of each positions.kind, by where order enters ------------------------------------------
 
-ADDED = {"learned": Learned, "sinusoidal": Sinusoidal}
+ADDED_POSITIONS = {"learned": Learned, "sinusoidal": Sinusoidal}
 ROTATED = {"rotary": Rotary}
 SCORE_BIAS = {"alibi": Alibi}
 #: one module for all layers, whose parameters they share
@@ -262,9 +262,9 @@ SHARED_SCORE_BIAS = {"relative": Relative}
 ScoreBiasScheme = Alibi | Relative
 
 
-def make_added(a: Architecture) -> Learned | Sinusoidal | None:
+def make_position_embedding(a: Architecture) -> Learned | Sinusoidal | None:
     """What is added to the stream, or None."""
-    return ADDED[a.positions.kind](a) if a.positions.kind in ADDED else None
+    return ADDED_POSITIONS[a.positions.kind](a) if a.positions.kind in ADDED_POSITIONS else None
 
 
 def make_rotary(a: Architecture, layer: int) -> Rotary | NoRotation:

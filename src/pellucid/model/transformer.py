@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from pellucid.architecture import Architecture
 from pellucid.model.block import BLOCK, CROSS_BLOCK, BlockInputs
 from pellucid.model.cache import NO_CACHE, NoCache
-from pellucid.model.dropout import number_places
+from pellucid.model.dropout import number_dropout_modules
 from pellucid.model.embed import EMBED, READOUT
 from pellucid.model.norm import Identity, make_norm
 from pellucid.model.positions import make_rotary_table, make_shared_score_bias
@@ -118,7 +118,7 @@ class Transformer(Backbone):
         self.encoder = None if a.encoder is None else Backbone(a.encoder)
         if self.encoder is not None and a.source_embed == "shared":
             self.encoder.embed.token = self.embed.token
-        number_places(self)
+        number_dropout_modules(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
         # a move that makes new parameters (`to_empty`) makes one for each name, tied or not

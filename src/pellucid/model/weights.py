@@ -103,7 +103,7 @@ def initialise(model: Transformer, seed: int, std: float = 0.02) -> Transformer:
     generator, seeded by (seed, name), so that no tensor's start depends on which others exist.
     """
     with torch.no_grad():
-        for p, values in first_values(model, seed, std):
+        for p, values in initial_values(model, seed, std):
             p.copy_(values)
     return model
 
@@ -119,7 +119,7 @@ def size_of(build: Callable[..., nn.Module], *arguments: Any) -> int:
         return sys.maxsize
 
 
-def first_values(model: Transformer, seed: int, std: float) -> Iterator[tuple[nn.Parameter, Tensor]]:
+def initial_values(model: Transformer, seed: int, std: float) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """Each parameter with the values that `initialise` gives it; the parameter itself may have no memory yet."""
     writes = ("attn.out.weight", "cross.out.weight", ".down.weight")
     for name, p in model.named_parameters():
@@ -206,7 +206,7 @@ def check_same_shapes(
     missing, extra = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
     if missing or extra:
         raise WeightsError(
-            f"{where} and the architecture differ: missing {_some(missing)}, left over {_some(extra)}; "
+            f"{where} and the architecture differ: missing {_name_a_few(missing)}, left over {_name_a_few(extra)}; "
             "is architecture.json the one these weights were saved with?"
         )
     for name, shape in own.items():
@@ -246,7 +246,7 @@ def count_not_finite(x: Tensor) -> int:
     return 0
 
 
-def _some(names: list[str]) -> str:
+def _name_a_few(names: list[str]) -> str:
     shown = ", ".join(names[:3]) or "nothing"
     return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 

@@ -34,7 +34,7 @@ class Accelerator:
         return self.bfloat16 if precision == "bfloat16" else self.float32
 
 
-def _of(
+def _accelerator(
     name: str, bfloat16: float, float32: float, gigabytes: float, bandwidth: float, link: float, network: float
 ) -> Accelerator:
     return Accelerator(
@@ -48,21 +48,21 @@ def _of(
 ACCELERATORS = {
     each.name: each
     for each in (
-        _of("a10", 125, 31.2, 24, 600, 32, 12.5),
-        _of("a100-40gb", 312, 19.5, 40, 1555, 300, 25),
-        _of("a100-80gb", 312, 19.5, 80, 2039, 300, 25),
-        _of("h100-pcie", 756, 51, 80, 2000, 64, 50),
-        _of("h100-sxm", 989, 67, 80, 3350, 450, 50),
-        _of("h200", 989, 67, 141, 4800, 450, 50),
-        _of("l4", 121, 30.3, 24, 300, 32, 12.5),
-        _of("l40s", 362, 91.6, 48, 864, 32, 12.5),
-        _of("mi300x", 1307, 163.4, 192, 5300, 448, 50),
-        _of("rtx-3090", 71, 35.6, 24, 936, 32, 12.5),
-        _of("rtx-4090", 165, 82.6, 24, 1008, 32, 12.5),
+        _accelerator("a10", 125, 31.2, 24, 600, 32, 12.5),
+        _accelerator("a100-40gb", 312, 19.5, 40, 1555, 300, 25),
+        _accelerator("a100-80gb", 312, 19.5, 80, 2039, 300, 25),
+        _accelerator("h100-pcie", 756, 51, 80, 2000, 64, 50),
+        _accelerator("h100-sxm", 989, 67, 80, 3350, 450, 50),
+        _accelerator("h200", 989, 67, 141, 4800, 450, 50),
+        _accelerator("l4", 121, 30.3, 24, 300, 32, 12.5),
+        _accelerator("l40s", 362, 91.6, 48, 864, 32, 12.5),
+        _accelerator("mi300x", 1307, 163.4, 192, 5300, 448, 50),
+        _accelerator("rtx-3090", 71, 35.6, 24, 936, 32, 12.5),
+        _accelerator("rtx-4090", 165, 82.6, 24, 1008, 32, 12.5),
     )
 }
 #: the accelerators that are shown by default
-USUAL = ("rtx-4090", "a100-80gb", "h100-sxm")
+DEFAULT_ACCELERATORS = ("rtx-4090", "a100-80gb", "h100-sxm")
 
 
 class PlanError(ValueError):

@@ -30,16 +30,16 @@ class Flops:
 
 def flops(a: Architecture) -> Flops:
     """FLOPs per token of a row of n_ctx tokens. An encoder reads a full context for each row."""
-    own = written(a, a.n_ctx)
+    own = flops_per_generated_token(a, a.n_ctx)
     if a.encoder is None:
         return own
-    share, encoded = a.encoder.n_ctx / a.n_ctx, written(a.encoder, a.encoder.n_ctx)
+    share, encoded = a.encoder.n_ctx / a.n_ctx, flops_per_generated_token(a.encoder, a.encoder.n_ctx)
     # an encoder has no readout, and its output is multiplied once for each row
     encoder = encoded.products - 2.0 * readout_matrices(a.encoder) + 2.0 * source_weights(a)
     return Flops(own.products + share * encoder, own.attention + share * encoded.attention)
 
 
-def written(a: Architecture, read: int) -> Flops:
+def flops_per_generated_token(a: Architecture, read: int) -> Flops:
     """FLOPs of generating one token with a cache when it attends to `read` tokens, itself included."""
     source = 0 if a.encoder is None else a.encoder.n_ctx
     products = 2.0 * (multiplied(a) - source_weights(a))

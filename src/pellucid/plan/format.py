@@ -4,8 +4,8 @@ from pellucid.architecture import Architecture
 from pellucid.hub.targets import opens_in
 from pellucid.parameter_counts import count_active_parameters
 from pellucid.plan.accelerators import READING_SHARE, TRAINING_SHARE, USABLE
-from pellucid.plan.flops import written
-from pellucid.plan.planning import Elsewhere, Plan, cache_bytes
+from pellucid.plan.flops import flops_per_generated_token
+from pellucid.plan.planning import AcceleratorPlan, Plan, cache_bytes
 from pellucid.plan.processes import LINK_SHARE, PER_MACHINE, ProcessPlan
 from pellucid.text.read.chunks import counted
 
@@ -17,12 +17,12 @@ def plan_lines(plan: Plan) -> list[str]:
     lines = [*_network(plan), opens_in(plan.recipe.model), ""]
     if plan.on_processes:
         return [*lines, *(line for p in plan.on_processes for line in _process(p, plan.tokens)), *_assumptions()]
-    return [*lines, *_memory(plan), "", *_time(plan), *_elsewhere(plan)]
+    return [*lines, *_memory(plan), "", *_time(plan), *_accelerator_table(plan)]
 
 
 def _network(plan: Plan) -> list[str]:
     a, total = plan.recipe.model, plan.parameters["total"]
-    first, last = written(a, 1), written(a, a.n_ctx)
+    first, last = flops_per_generated_token(a, 1), flops_per_generated_token(a, a.n_ctx)
     return [
         f"{plan.name}: {total:,} parameters, {counted(a.n_layers, 'layer')}, width {a.d_model}, "
         f"{counted(a.n_heads, 'head')}, context {a.n_ctx}, vocabulary {a.n_vocab:,}",
@@ -59,7 +59,7 @@ def _memory(plan: Plan) -> list[str]:
                 ("activations", m.activations),
             )
         ),
-        f"  most of it lives in the {_when(plan)}; on top come the interpreter, its libraries, and what was freed and",
+        f"  most of it lives in the {_phase(plan)}; on top come the interpreter, its libraries, and what was freed and",
         "  the system's allocator keeps; and, while a checkpoint is written, at least a copy of weights and averages,",
         f"  {size(m.weights + m.optimizer)} of the machine's memory",
         f"memory for generation: weights {size(4 * total)} in float32, {size(2 * total)} in bfloat16; cache "
@@ -76,7 +76,7 @@ def _memory(plan: Plan) -> list[str]:
     return lines
 
 
-def _when(plan: Plan) -> str:
+def _phase(plan: Plan) -> str:
     m = plan.memory
     return max((m.forward, "forward pass"), (m.backward, "backward pass"), (m.update, "update"))[1]
 
@@ -95,7 +95,7 @@ def _time(plan: Plan) -> list[str]:
     ]
 
 
-def _elsewhere(plan: Plan) -> list[str]:
+def _accelerator_table(plan: Plan) -> list[str]:
     if not plan.elsewhere:
         return []
     head = ("accelerator", "needs / has", "batch", "train", f"{scaled(plan.tokens)} tokens", "write")
@@ -147,7 +147,7 @@ def _assumptions() -> list[str]:
     ]
 
 
-def _row(e: Elsewhere, tokens: int) -> tuple[str, ...]:
+def _row(e: AcceleratorPlan, tokens: int) -> tuple[str, ...]:
     return (
         f"{e.accelerator.name}, {e.precision}",
         f"{size(e.memory.peak)} / {size(e.accelerator.memory)}",

@@ -14,15 +14,15 @@ from pellucid.hub.targets import opens_in
 from pellucid.json_files import JSONFileError, read_json_file
 from pellucid.parameter_counts import count_active_parameters, count_parameters
 from pellucid.plan.accelerators import (
+    DEFAULT_ACCELERATORS,
     READING_SHARE,
     TRAINING_SHARE,
     USABLE,
-    USUAL,
     Accelerator,
     PlanError,
     accelerator,
 )
-from pellucid.plan.flops import Flops, flops, written
+from pellucid.plan.flops import Flops, flops, flops_per_generated_token
 from pellucid.plan.processes import ProcessPlan, fastest, layout_of, plan_processes
 from pellucid.plan.speed import StepSpeed, training_speed
 from pellucid.presets import preset, with_vocabulary
@@ -30,14 +30,14 @@ from pellucid.runs.device import compiling_lacks, device_here, memory_bytes, res
 from pellucid.runs.kept_memory import kept_memory
 from pellucid.runs.options import LENGTHS, with_train
 from pellucid.training import resolve_recipe as resolve
-from pellucid.training.kinds import kind_of
+from pellucid.training.kinds import run_kind
 from pellucid.training.load import check_saved, read_recipe
 from pellucid.training.memory import Memory, first_in_chunks, training_memory
 from pellucid.training.recipe import MASK_OBJECTIVE, Recipe
 from pellucid.training.step_choice import choose_step
 
 #: parameters or scores of a network that can be planned at most
-MOST_NUMBERS = 1 << 55
+MOST_PARAMETERS = 1 << 55
 #: the largest batch that is tried
 LARGEST_BATCH = 1 << 24
 #: seconds that timing a step may take, while precisions are compared
@@ -49,7 +49,7 @@ TOKENS_PER_PARAMETER = 20
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class AcceleratorPlan:
     """The plan for one accelerator: bytes at the plan's batch, the largest batch, and tokens per second."""
 
     accelerator: Accelerator
@@ -78,7 +78,7 @@ class Plan:
     largest_batch: int
     speed: StepSpeed | None = None
     step_lines: tuple[str, ...] = ()
-    elsewhere: list[Elsewhere] = field(default_factory=list)
+    elsewhere: list[AcceleratorPlan] = field(default_factory=list)
     changes: list[tuple[str, float]] = field(default_factory=list)
     on_processes: list[ProcessPlan] = field(default_factory=list)
 
@@ -97,7 +97,7 @@ def make_plan(
     vocabulary: int | None = None,
     precision: str | None = None,
     device: str = "auto",
-    accelerators: Sequence[str] = USUAL,
+    accelerators: Sequence[str] = DEFAULT_ACCELERATORS,
     tokens: int | None = None,
     processes: int = 1,
     replicate: int = 0,
@@ -165,7 +165,7 @@ def make_plan(
         largest_batch=largest_batch(recipe, room_here),
         speed=training_speed(recipe, here, memory=room_here) if measure else None,
         step_lines=tuple(choice.lines),
-        elsewhere=[_elsewhere(recipe, other, precision) for other in others],
+        elsewhere=[_plan_for_accelerator(recipe, other, precision) for other in others],
         on_processes=on_processes,
     )
     return made if made.fits else replace(made, changes=changes_that_help(recipe))
@@ -175,9 +175,9 @@ def check_size(a: Architecture) -> None:
     """Raise PlanError for a network beyond any machine, whose tensors PyTorch cannot describe."""
     numbers = {"parameters": count_parameters(a)["total"], "attention scores in a sequence": a.n_heads * a.n_ctx**2}
     for what, n in numbers.items():
-        if n > MOST_NUMBERS:
+        if n > MOST_PARAMETERS:
             raise PlanError(
-                f"the network has more than {MOST_NUMBERS:.1e} {what}, for which no machine has room: make n_ctx, "
+                f"the network has more than {MOST_PARAMETERS:.1e} {what}, for which no machine has room: make n_ctx, "
                 "d_model or its other sizes smaller"
             )
 
@@ -188,7 +188,7 @@ def _recipe_of(what: str | Path | Architecture) -> tuple[str, Recipe]:
         return "architecture", default_recipe(what)
     path = Path(what)
     if path.is_dir():
-        if (kind := kind_of(path)) != "transformer":
+        if (kind := run_kind(path)) != "transformer":
             raise PlanError(f"{path} is a run of kind {kind}, and a plan is of a transformer's training")
         recipe = read_recipe(path)
         check_saved(path, recipe)
@@ -217,13 +217,13 @@ def _with_batch(recipe: Recipe, device: torch.device, batch: int | None, precisi
     return resolve.resolve_batch(recipe, device)
 
 
-def _elsewhere(recipe: Recipe, other: Accelerator, precision: str | None) -> Elsewhere:
+def _plan_for_accelerator(recipe: Recipe, other: Accelerator, precision: str | None) -> AcceleratorPlan:
     """The plan for an accelerator: attention fused, bfloat16 unless another precision was asked for."""
     recipe = with_train(recipe, attention="fused", precision=precision or "bfloat16")
     word = recipe.train.precision
     a = recipe.model
     read = (2 if word == "bfloat16" else 4) * count_parameters(a)["total"] + cache_bytes(a, word)
-    return Elsewhere(
+    return AcceleratorPlan(
         other,
         word,
         training_memory(recipe),
@@ -274,10 +274,12 @@ def largest_batch(recipe: Recipe, room: float) -> int:
     The memory increases with the batch, except for the batch from which on logits are computed in chunks.
     """
     chunked = first_in_chunks(recipe)
-    return _most(recipe, room, chunked, LARGEST_BATCH) or _most(recipe, room, 1, chunked - 1)
+    return _largest_fitting_batch(recipe, room, chunked, LARGEST_BATCH) or _largest_fitting_batch(
+        recipe, room, 1, chunked - 1
+    )
 
 
-def _most(recipe: Recipe, room: float, first: int, last: int) -> int:
+def _largest_fitting_batch(recipe: Recipe, room: float, first: int, last: int) -> int:
     """The largest batch from `first` to `last` that fits, 0 where none does.
 
     The memory is about the largest of some linear functions of the batch, so the secant method converges quickly.
@@ -322,20 +324,23 @@ def changes_that_help(recipe: Recipe) -> list[tuple[str, float]]:
     if t.recompute == "no":
         tried.append(("recompute=yes (a third more time)", with_train(recipe, recompute="yes")))
         tried.append(("recompute=yes and batch=1", with_train(recipe, recompute="yes", batch=1)))
-    tried.append((f"n_ctx={a.n_ctx // 2} and batch=1", _shorter(with_train(recipe, batch=1))))
+    tried.append((f"n_ctx={a.n_ctx // 2} and batch=1", _with_half_the_context(with_train(recipe, batch=1))))
     if a.n_layers > 1:
         shallow = replace(recipe, model=replace(a, n_layers=a.n_layers // 2))
         tried.append((f"n_layers={a.n_layers // 2} and batch=1", with_train(shallow, batch=1)))
     return [(said, _memory(changed).peak) for said, changed in tried]
 
 
-def _shorter(recipe: Recipe) -> Recipe:
+def _with_half_the_context(recipe: Recipe) -> Recipe:
     return replace(recipe, model=replace(recipe.model, n_ctx=max(1, recipe.model.n_ctx // 2)))
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
     """The plan in plain JSON values."""
-    one, cached = written(plan.recipe.model, 1), written(plan.recipe.model, plan.recipe.model.n_ctx)
+    one, cached = (
+        flops_per_generated_token(plan.recipe.model, 1),
+        flops_per_generated_token(plan.recipe.model, plan.recipe.model.n_ctx),
+    )
     return {
         "name": plan.name,
         "architecture": plan.recipe.model.to_dict(),

@@ -157,7 +157,7 @@ def divided_architecture(a: Architecture, tensor: int) -> Architecture:
     return a.with_fields({name: size // tensor for name, size in sizes.items()} | whole)
 
 
-def part_of(shape: torch.Size, shard: int) -> torch.Size:
+def shard_shape(shape: torch.Size, shard: int) -> torch.Size:
     """The largest process's part of a parameter: its first axis is cut into equal pieces, the last of them shorter."""
     return torch.Size((-(-shape[0] // shard), *shape[1:])) if shape else shape
 
@@ -205,7 +205,7 @@ def plan_processes(
         model=divided_architecture(a, layout.tensor),
         parallel=ParallelOptions(gather=recipe.parallel.gather),
     )
-    own = [(n, [(word, part_of(shape, layout.shard)) for word, shape in unit]) for n, unit in units(local)]
+    own = [(n, [(word, shard_shape(shape, layout.shard)) for word, shape in unit]) for n, unit in units(local)]
     numbers = sum(n * sum(shape.numel() for _, shape in unit) for n, unit in own)
     optimizer = _optimizer_bytes(own)
     gathered, working = _gathered_and_working(local, layout, passes)

@@ -158,10 +158,10 @@ def choose_size(
             "none of the sizes from which one is chosen goes with the options that are set and fits into memory: set "
             "sizes of your own, such as --set d_model=64 --set n_layers=2"
         )
-    return Sizing(best_of(considered), considered, text, seconds, scale)
+    return Sizing(best_size(considered), considered, text, seconds, scale)
 
 
-def best_of(considered: list[Size]) -> Size:
+def best_size(considered: list[Size]) -> Size:
     """Of the largest vocabulary whose ids occur often enough with its best size, that size; `considered` is ordered by
     vocabulary.
     """

@@ -102,7 +102,7 @@ def count(
         if separator is None:
             keys = np.append(keys, first[length])
             weights = np.append(weights, 1 if lower == "sum" else 0)
-        events, counts = add_up(keys, weights)
+        events, counts = sum_by_key(keys, weights)
         levels.append(NGramLevel(n_vocab, contexts[length], events, counts))
     return levels[::-1]
 
@@ -149,7 +149,7 @@ def tally(keys: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
     return keys[starts], np.diff(np.append(starts, len(keys)))
 
 
-def add_up(keys: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def sum_by_key(keys: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The different keys in increasing order, and the sum of the weights of each."""
     order = sorting_order(keys, int(keys.max()) + 1)
     ordered, sums = keys[order], np.cumsum(weights[order])

@@ -10,7 +10,7 @@ from pellucid.predictors.neural import NeuralProbabilisticOptions
 from pellucid.predictors.recipe import PredictorRecipe
 from pellucid.runs.device import on_device
 from pellucid.text.tokens.batches import Batches, windows
-from pellucid.text.tokens.store import Part
+from pellucid.text.tokens.store import TokenSequence
 from pellucid.training.objectives import Loss, MicroBatch, token_losses
 
 #: inputs of a held-out window of a predictor that reads a fixed number of tokens
@@ -24,7 +24,7 @@ class PredictorData:
     scored. So each token is a target once an epoch, and the beginning of a window is not taken for one of a text.
     """
 
-    def __init__(self, train: Part, held_out: Part, recipe: PredictorRecipe, device: torch.device):
+    def __init__(self, train: TokenSequence, held_out: TokenSequence, recipe: PredictorRecipe, device: torch.device):
         self.extra = recipe.model.reach - 1 if isinstance(recipe.model, NeuralProbabilisticOptions) else 0
         self.n_ctx, self.batch, self.device = recipe.window, recipe.train.batch, device
         self.batches = Batches(train, self.n_ctx, self.batch * recipe.train.accumulate, recipe.train.seed)

@@ -38,7 +38,7 @@ from pellucid.runs.options import RecipeError
 from pellucid.runs.pace import Pace
 from pellucid.runs.reporter import PlainReporter
 from pellucid.runs.run_dir import DATA, read_json
-from pellucid.text.tokens.store import Part, Tokens
+from pellucid.text.tokens.store import Tokens, TokenSequence
 from pellucid.training.data import TokenData
 from pellucid.training.load import load_run
 from pellucid.training.objectives import token_losses
@@ -49,7 +49,7 @@ from pellucid.trust import Trust
 #: tokens of an n-gram
 ORDER = 5
 #: the share of the training tokens that is set aside
-SET_ASIDE = 0.05
+SET_ASIDE_SHARE = 0.05
 #: the most tokens that are set aside
 MOST_SET_ASIDE = 1 << 16
 #: ... in how many stretches at most
@@ -71,11 +71,11 @@ def ranges_to_set_aside(n_tokens: int) -> Ranges:
     The very last token, a separator, is not among them: of one document it is the only one that the network can learn.
     Raises RecipeError where there are too few tokens.
     """
-    n_aside = min(int(SET_ASIDE * n_tokens), MOST_SET_ASIDE)
+    n_aside = min(int(SET_ASIDE_SHARE * n_tokens), MOST_SET_ASIDE)
     if n_aside < 2:
         raise RecipeError(
-            f"{n_tokens} training tokens are too few to set {SET_ASIDE:.0%} of them aside for train.mix = auto: give "
-            "more text, or leave out --mix"
+            f"{n_tokens} training tokens are too few to set {SET_ASIDE_SHARE:.0%} of them aside for train.mix = auto: "
+            "give more text, or leave out --mix"
         )
     n = max(1, min(MOST_STRETCHES, n_aside // STRETCH))
     ends = [(n_tokens - 1) * (k + 1) // n for k in range(n)]
@@ -146,7 +146,7 @@ class MixedWithNGram(TextTrainable[TextRecipeT]):
         n_read = sum(map(len, self.aside)) + len(self.measured_part())
         return n_read, READING * (min(len(self.tokens.part("train")), COUNTED) + n_read)
 
-    def measured_part(self) -> Part:
+    def measured_part(self) -> TokenSequence:
         """The held-out tokens that the mixture is measured on: the first MOST_MEASURED, and all of a shorter text."""
         held_out = self.tokens.part("held_out")
         return held_out.select([(0, min(len(held_out), MOST_MEASURED + 1))])
@@ -202,7 +202,7 @@ class MixedWithNGram(TextTrainable[TextRecipeT]):
             return ngram, f"the n-gram was counted and written again: {error}"
 
     def log_probs(
-        self, network: Any, ngram: NGram, part: Part, poll: Callable[[], object]
+        self, network: Any, ngram: NGram, part: TokenSequence, poll: Callable[[], object]
     ) -> tuple[np.ndarray, np.ndarray]:
         """log P of each token of a part after the first, float64 [len(part) - 1], by the network and by the n-gram."""
         own = self.log_probs_by_network(network, part, poll)
@@ -213,7 +213,7 @@ class MixedWithNGram(TextTrainable[TextRecipeT]):
         """The network of the best checkpoint, and the step of that checkpoint."""
 
     @abstractmethod
-    def log_probs_by_network(self, network: Any, part: Part, poll: Callable[[], object]) -> np.ndarray:
+    def log_probs_by_network(self, network: Any, part: TokenSequence, poll: Callable[[], object]) -> np.ndarray:
         """log P of each token of a part after the first, float64 [len(part) - 1]."""
 
 
@@ -225,7 +225,7 @@ class MixedTransformer(MixedWithNGram[Recipe], TransformerTrainable):
         return network, best
 
     @torch.no_grad()
-    def log_probs_by_network(self, network: Any, part: Part, poll: Callable[[], object]) -> np.ndarray:
+    def log_probs_by_network(self, network: Any, part: TokenSequence, poll: Callable[[], object]) -> np.ndarray:
         losses = []
         for batch in TokenData(self.tokens.with_parts(held_out=part), self.recipe, self.device).held_out():
             poll()
@@ -240,6 +240,6 @@ class MixedPredictor(MixedWithNGram[PredictorRecipe], PredictorTrainable):
         network, best = at_checkpoint(self.recipe, run_dir, "best")
         return network.to(self.device), best
 
-    def log_probs_by_network(self, network: Any, part: Part, poll: Callable[[], object]) -> np.ndarray:
+    def log_probs_by_network(self, network: Any, part: TokenSequence, poll: Callable[[], object]) -> np.ndarray:
         poll()
         return network.log_probs(part.read(0, len(part)))

@@ -61,7 +61,7 @@ class NeuralProbabilistic(nn.Module):
         self.embed = nn.Embedding(choices.n_vocab, choices.d_embed)
         self.hidden = nn.Linear(width, choices.d_hidden)
         self.out = nn.Linear(choices.d_hidden, choices.n_vocab)
-        self.direct = nn.Linear(width, choices.n_vocab, bias=False) if choices.direct == "all" else Nothing()
+        self.direct = nn.Linear(width, choices.n_vocab, bias=False) if choices.direct == "all" else ZeroLayer()
 
     @property
     def reach(self) -> int:
@@ -93,7 +93,7 @@ class NeuralProbabilistic(nn.Module):
         return window_log_probs(self, ids, self.choices.n_vocab, SCORED_WINDOW + self.reach - 1, SCORED_WINDOW)
 
 
-class Nothing(nn.Module):
+class ZeroLayer(nn.Module):
     """Adds nothing."""
 
     def forward(self, x: torch.Tensor) -> float:

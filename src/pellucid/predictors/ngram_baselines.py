@@ -9,7 +9,7 @@ import numpy as np
 from pellucid.predictors.ngram import NGram
 from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
-from pellucid.text.tokens.store import Part, Tokens
+from pellucid.text.tokens.store import Tokens, TokenSequence
 
 ORDERS = {1: "unigram", 2: "bigram", 3: "trigram", 5: "5-gram"}
 #: training tokens that are counted at most, which takes seconds and under 1 GiB
@@ -73,7 +73,7 @@ def count_ngrams(
             yield name, NGram.train(train, n_vocab, order, separator=separator, poll=poll)
 
 
-def spread(part: Part, limit: int) -> np.ndarray:
+def spread(part: TokenSequence, limit: int) -> np.ndarray:
     """All ids of a part, or about `limit` of them, in pieces evenly spread over it."""
     if len(part) <= limit:
         return part.read(0, len(part))
@@ -81,15 +81,15 @@ def spread(part: Part, limit: int) -> np.ndarray:
     return np.concatenate([part.read(int(start), int(start) + PIECE_TOKENS) for start in starts])
 
 
-def as_part(tokens: Tokens | PairTokens | ConversationTokens, name: str) -> Part:
+def as_token_sequence(tokens: Tokens | PairTokens | ConversationTokens, name: str) -> TokenSequence:
     """A part of a run's tokens as one row of ids; of pairs the targets, of conversations the assistant's texts."""
     if isinstance(tokens, Tokens):
         return tokens.part(name)
     if isinstance(tokens, ConversationTokens):
         part = tokens.part(name)
-        return Part.from_ids(part.ids[part.answers], tokens.n_vocab, part.answer_starts(), part.n_bytes)
+        return TokenSequence.from_ids(part.ids[part.answers], tokens.n_vocab, part.answer_starts(), part.n_bytes)
     side = tokens.part(name).target
-    return Part.from_ids(side.ids, tokens.n_vocab, side.starts[:-1], side.n_bytes)
+    return TokenSequence.from_ids(side.ids, tokens.n_vocab, side.starts[:-1], side.n_bytes)
 
 
 def baseline(name: str, nats: float, part: Sized) -> Baseline:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pellucid.generate.scoring import CorpusScore, Likelihood, Score, ScoringError
 from pellucid.predictors.ngram import NGram
-from pellucid.predictors.ngram_baselines import COUNTED, Baseline, as_part, baseline, count_ngrams, spread
+from pellucid.predictors.ngram_baselines import COUNTED, Baseline, as_token_sequence, baseline, count_ngrams, spread
 from pellucid.predictors.recipe import read_predictor_recipe
 from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import cache_folder, read_data
@@ -28,7 +28,7 @@ from pellucid.text.tokens.conversations import ConversationTokens, prepare_conve
 from pellucid.text.tokens.pairs import PairTokens, prepare_pairs
 from pellucid.text.tokens.prepare import prepare_tokens
 from pellucid.text.tokens.store import Tokens, describe_difference
-from pellucid.training.kinds import kind_of
+from pellucid.training.kinds import run_kind
 from pellucid.training.load import read_recipe
 from pellucid.training.recipe import Recipe
 from pellucid.training.text_parts import input_files, lines_on_skipped
@@ -176,7 +176,7 @@ def ids_to_count(
     """The training tokens of a run that its n-grams are counted on, without those that it set aside, int64 [n]; and the
     separator across which no context reaches, None where they do.
     """
-    train = as_part(tokens, "train")
+    train = as_token_sequence(tokens, "train")
     if ranges := read_data(run).get("set_aside"):
         train = train.without([(start, stop) for start, stop in ranges])
     inside = isinstance(tokens, PairTokens) or recipe.text.inside_documents == "yes"
@@ -195,7 +195,7 @@ class _Scored:
 
 def recipe_of(run: Path) -> Recipe:
     """The recipe of a run of any kind that is trained on text."""
-    found: Any = read_recipe(run) if kind_of(run) == "transformer" else read_predictor_recipe(run)
+    found: Any = read_recipe(run) if run_kind(run) == "transformer" else read_predictor_recipe(run)
     return found
 
 

@@ -22,8 +22,8 @@ from pellucid.generate.text import (
     TextPiece,
     Writer,
     check_single,
-    pieces,
     sampling_of,
+    stream_pieces,
 )
 from pellucid.predictors.on_text import Progress, ScoreTextOptions, count_on_run, score_given
 from pellucid.text.read.find import ReadOptions
@@ -100,7 +100,7 @@ class Predictor:
         )
         stops = [stop] if isinstance(stop, str) else list(stop)
         writers = [Writer(r, texts[r.prompt], encoded[r.prompt], self.tokenizer, stops) for r in decoding.rows]
-        return pieces(decoding, writers)
+        return stream_pieces(decoding, writers)
 
     @overload
     def score(self, text: str, **options: Unpack[ScoreTextOptions]) -> Score: ...

@@ -14,9 +14,9 @@ from pellucid.predictors.recurrent import RecurrentOptions
 from pellucid.runs.options import LENGTHS, RecipeError, TrainOptions
 from pellucid.training.recipe import TextOptions, TextRecipe, settle_held_out
 
-Kind = Literal["ngram", "neural-probabilistic", "recurrent"]
+PredictorKind = Literal["ngram", "neural-probabilistic", "recurrent"]
 Description = NGramOptions | NeuralProbabilisticOptions | RecurrentOptions
-KINDS: dict[str, type[Description]] = {
+DESCRIPTION_OF_KIND: dict[str, type[Description]] = {
     "ngram": NGramOptions,
     "neural-probabilistic": NeuralProbabilisticOptions,
     "recurrent": RecurrentOptions,
@@ -33,7 +33,7 @@ TRAINING_WINDOW = 64
 class PredictorRecipe(TextRecipe):
     """One run of a predictor: the text, the predictor, and how it is trained."""
 
-    kind: Kind
+    kind: PredictorKind
     model: Description
     train: TrainOptions = TRAIN
 
@@ -43,9 +43,9 @@ class PredictorRecipe(TextRecipe):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """What `to_dict` wrote. Raises RecipeError or ArchitectureError, which name the entry that is wrong."""
-        if (options := values.get("options", {})).get("kind") not in KINDS:
-            raise RecipeError(f"kind = {options.get('kind')!r}: expected one of {', '.join(KINDS)}")
-        model = build(KINDS[options["kind"]], options.get("model", {}), "model")
+        if (options := values.get("options", {})).get("kind") not in DESCRIPTION_OF_KIND:
+            raise RecipeError(f"kind = {options.get('kind')!r}: expected one of {', '.join(DESCRIPTION_OF_KIND)}")
+        model = build(DESCRIPTION_OF_KIND[options["kind"]], options.get("model", {}), "model")
         return super().from_dict({**values, "options": {**options, "model": model}})
 
     @property
@@ -60,9 +60,9 @@ class PredictorRecipe(TextRecipe):
 
 def predictor_fields(kind: str) -> list[str]:
     """The dotted name of every field that can be set for this kind of predictor."""
-    if kind not in KINDS:
-        raise RecipeError(f"predictor {kind!r}: choose one of {', '.join(KINDS)}")
-    names = [f"model.{f.name}" for f in dataclasses.fields(KINDS[kind]) if f.name not in FROM_TEXT]
+    if kind not in DESCRIPTION_OF_KIND:
+        raise RecipeError(f"predictor {kind!r}: choose one of {', '.join(DESCRIPTION_OF_KIND)}")
+    names = [f"model.{f.name}" for f in dataclasses.fields(DESCRIPTION_OF_KIND[kind]) if f.name not in FROM_TEXT]
     names += [f"text.{f.name}" for f in dataclasses.fields(TextOptions) if f.name != "chat_template"]
     if kind == "ngram":
         return [*names, "train.seed"]
@@ -85,7 +85,7 @@ def make_predictor_recipe(
         for name, value in changes.items():
             part, _, last = resolve_field(name, known).rpartition(".")
             of[part][last] = value
-        model = build(KINDS[kind], {"n_vocab": 1, "separator": 0, **of["model"]}, "model")
+        model = build(DESCRIPTION_OF_KIND[kind], {"n_vocab": 1, "separator": 0, **of["model"]}, "model")
     except ArchitectureError as error:
         raise RecipeError(str(error)) from None
     length = {name: value for name, value in length.items() if value}

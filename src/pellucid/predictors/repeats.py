@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pellucid.text.tokens.store import Part
+from pellucid.text.tokens.store import TokenSequence
 
 #: least length of a window, in bytes of text: unrelated texts share shorter passages
 WINDOW_BYTES = 100
@@ -29,7 +29,7 @@ class Repeats:
     searched: int
 
 
-def repeats(train: Part, held_out: Part, poll: Callable[[], object] = lambda: None) -> Repeats:
+def repeats(train: TokenSequence, held_out: TokenSequence, poll: Callable[[], object] = lambda: None) -> Repeats:
     """Search the training text, at every position, for adjacent windows of the held-out text.
 
     Windows are a power of two tokens long, at least about 100 bytes, and are compared by hashes of 64 bits. At most
@@ -44,13 +44,13 @@ def repeats(train: Part, held_out: Part, poll: Callable[[], object] = lambda: No
     wanted = window_hashes(rows, length)[:, 0]
     known, searched = np.unique(wanted), min(len(train), SEARCHED)
     there = np.zeros(len(known), dtype=bool)
-    for hashes in _pieces(train, searched, length):
+    for hashes in _overlapping_chunks(train, searched, length):
         poll()
-        there[_found(known, hashes)] = True
+        there[_indices_in_sorted(known, hashes)] = True
     return Repeats(float(there[np.searchsorted(known, wanted)].mean()), len(places), length, searched)
 
 
-def window_length(part: Part) -> int:
+def window_length(part: TokenSequence) -> int:
     """The least power of two, from 16 to 128, whose windows are about 100 bytes long or more."""
     wanted = WINDOW_BYTES * len(part) / max(part.n_bytes, 1)
     return min(128, max(16, 1 << int(np.ceil(np.log2(max(wanted, 1))))))
@@ -71,12 +71,12 @@ def window_hashes(ids: np.ndarray, length: int) -> np.ndarray:
     return hashes
 
 
-def _pieces(part: Part, stop: int, length: int) -> Iterator[np.ndarray]:
+def _overlapping_chunks(part: TokenSequence, stop: int, length: int) -> Iterator[np.ndarray]:
     for start in range(0, max(stop - length + 1, 0), HASHED_AT_ONCE):
         yield window_hashes(part.read(start, min(start + HASHED_AT_ONCE + length - 1, stop)), length)
 
 
-def _found(known: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+def _indices_in_sorted(known: np.ndarray, hashes: np.ndarray) -> np.ndarray:
     """The indices in the increasing `known` of those `hashes` that it contains."""
     # a table of one bit for each possible prefix excludes most hashes quickly
     shift = np.uint64(64 - 22)

@@ -7,8 +7,8 @@ from typing import Any
 from pellucid.option_values import check_given_once, parse_value
 from pellucid.predictors.mixed_training import MixedPredictor
 from pellucid.predictors.recipe import (
-    KINDS,
-    Kind,
+    DESCRIPTION_OF_KIND,
+    PredictorKind,
     PredictorRecipe,
     make_predictor_recipe,
     read_predictor_recipe,
@@ -29,7 +29,7 @@ from pellucid.trust import Trust, check_trust
 
 def train_predictor(
     *inputs: str | Path,
-    kind: Kind | None = None,
+    kind: PredictorKind | None = None,
     out: str | Path | None = None,
     fields: Mapping[str, Any] | None = None,
     resume: bool = False,
@@ -75,7 +75,7 @@ def train_predictor(
     if not inputs:
         raise RecipeError("no text was named: give at least one file or folder")
     if kind is None:
-        raise RecipeError(f"no kind of predictor was named: give kind = {' or '.join(KINDS)}")
+        raise RecipeError(f"no kind of predictor was named: give kind = {' or '.join(DESCRIPTION_OF_KIND)}")
     recipe = make_predictor_recipe(tuple(str(Path(p)) for p in inputs), kind, changes, length)
     check_tokenizer(recipe.text)
     startable = NGramRun if kind == "ngram" else class_to_train(recipe)

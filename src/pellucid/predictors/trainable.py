@@ -29,7 +29,7 @@ from pellucid.runs.pace import Pace
 from pellucid.runs.reporter import PlainReporter
 from pellucid.runs.trainable import BatchLoss, CountedKind
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from pellucid.text.tokens.store import Part, Tokens
+from pellucid.text.tokens.store import Tokens, TokenSequence
 from pellucid.training.build import read_text
 from pellucid.training.trainable import TextTrainable
 from pellucid.trust import Trust
@@ -54,7 +54,7 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
 
     def prepare(self, interruption: Interruption, pace: Pace | None) -> list[str]:
         device, t = resolve_device(self.recipe.train.device), self.recipe.train
-        closed = {name: word for name, word in PLAIN.items() if getattr(t, name) is None}
+        closed = {name: word for name, word in AUTO_VALUES.items() if getattr(t, name) is None}
         batch, passes = t.batch or max(4, 2048 // self.recipe.window), t.accumulate or 1
         self.recipe = with_train(self.recipe, batch=batch, accumulate=passes, device=str(device), **closed)
         self.check_memory()
@@ -110,7 +110,7 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
 
 
 #: what `auto` means for networks without blocks
-PLAIN = {"precision": "float32", "compile": "no", "sample_prompt": ""}
+AUTO_VALUES = {"precision": "float32", "compile": "no", "sample_prompt": ""}
 
 
 def build_predictor(recipe: PredictorRecipe) -> nn.Module:
@@ -137,7 +137,7 @@ def check_counting(n_tokens: int, order: int) -> None:
         )
 
 
-def count_part(part: Part, options: NGramOptions, poll: Callable[[], object] = lambda: None) -> NGram:
+def count_part(part: TokenSequence, options: NGramOptions, poll: Callable[[], object] = lambda: None) -> NGram:
     """An n-gram of a part of the text; RecipeError, before anything is allocated, where it does not fit into memory.
 
     `poll` is called repeatedly and may raise.

@@ -115,7 +115,7 @@ def direct_logit_attribution(a: Architecture, weights: Weights, tokens: np.ndarr
         )
     tap = TensorRecorder()
     forward(a, weights, np.atleast_2d(tokens), tap=tap, **reading)
-    parts = _parts(a, weights, tap.values)
+    parts = _stream_summands(a, weights, tap.values)
     if a.final_norm == "norm":
         parts = _normalised(a, weights, tap.values, "final_norm", parts)
     W_U = a.unembed_scale * real(weights["embed.token.weight" if a.unembed == "tied" else "unembed.weight"])
@@ -126,7 +126,7 @@ def direct_logit_attribution(a: Architecture, weights: Weights, tokens: np.ndarr
     return logits
 
 
-def _parts(a: Architecture, weights: Weights, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _stream_summands(a: Architecture, weights: Weights, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The summands of the stream after the last block, each [b, n, m]."""
     parts = {name: values[name] for name in ("embed", "pos_embed", "seg_embed", "ngram_embed") if name in values}
     if a.embed_projection == "sum":

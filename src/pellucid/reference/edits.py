@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pellucid.edits import PLACES, Edit
+from pellucid.edits import AXES_OF_SELECTION, Edit
 from pellucid.reference.tape import Array, constant
 from pellucid.tensor_names import axes
 
@@ -35,10 +35,10 @@ def apply_edit(edit: Edit, x: np.ndarray) -> np.ndarray:
     """
     letters = axes(edit.name)
     applies = np.ones(x.shape, bool)
-    for place in PLACES:
+    for place in AXES_OF_SELECTION:
         given = getattr(edit, place)
         if given is not None:
-            axis = min(letters.index(letter) for letter in PLACES[place] if letter in letters)
+            axis = min(letters.index(letter) for letter in AXES_OF_SELECTION[place] if letter in letters)
             n = x.shape[axis]
             numbers = range(*given.indices(n)) if isinstance(given, slice) else [k for k in given if k < n]
             here = np.zeros(n, bool)
@@ -46,11 +46,11 @@ def apply_edit(edit: Edit, x: np.ndarray) -> np.ndarray:
             applies &= here.reshape([-1 if k == axis else 1 for k in range(x.ndim)])
     if edit.name.endswith(".scores"):
         applies &= x != -np.inf
-    new = np.broadcast_to(_new(edit, x, letters), x.shape)
+    new = np.broadcast_to(_edited_entries(edit, x, letters), x.shape)
     return np.where(applies & ~np.isnan(new), new, x)
 
 
-def _new(edit: Edit, x: np.ndarray, letters: list[str]) -> Any:
+def _edited_entries(edit: Edit, x: np.ndarray, letters: list[str]) -> Any:
     """The new entries of x where the edit applies; nan at positions beyond the end of its value."""
     value = np.asarray(np.nan) if edit.value is None else _laid_over(np.asarray(edit.value, float), x, letters)
     match edit.op:

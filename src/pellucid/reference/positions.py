@@ -31,7 +31,7 @@ def relative_bias(a: Architecture, n: int, n_keys: int, table: Array | None) -> 
 
 
 #: the rows that are added to the stream
-ADDED: dict[str, Callable[[Architecture, Array | None, np.ndarray], Array]] = {
+POSITION_ROWS: dict[str, Callable[[Architecture, Array | None, np.ndarray], Array]] = {
     "learned": learned_rows,
     "sinusoidal": sinusoidal_rows,
 }

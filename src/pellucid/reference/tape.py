@@ -126,12 +126,12 @@ def _unbroadcast(g: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return g.sum(axis=repeated, keepdims=True) if repeated else g
 
 
-def _of_left(g: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _matmul_gradient_left(g: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The gradient of a from the gradient of a @ b; a vector on either side is one row or one column."""
     return g[..., None] * b if b.ndim == 1 else g @ np.swapaxes(b, -1, -2)
 
 
-def _of_right(g: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _matmul_gradient_right(g: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The gradient of b from the gradient of a @ b."""
     if b.ndim == 1:
         return g[..., None] * a
@@ -155,7 +155,7 @@ DERIVATIVES: dict[Any, tuple[Callable, ...]] = {
     np.square: (lambda g, y, a: 2 * g * a,),
     np.tanh: (lambda g, y, a: g * (1 - y * y),),
     np.maximum: (lambda g, y, a, b: g * (a > b), lambda g, y, a, b: g * (b >= a)),
-    np.matmul: (lambda g, y, a, b: _of_left(g, a, b), lambda g, y, a, b: _of_right(g, a, b)),
+    np.matmul: (lambda g, y, a, b: _matmul_gradient_left(g, a, b), lambda g, y, a, b: _matmul_gradient_right(g, a, b)),
 }
 
 
@@ -173,7 +173,7 @@ def _mean(x, axis=None, keepdims=False):
     return total * (total.size / x.size)
 
 
-def _where(condition, a, b):
+def _select(condition, a, b):
     condition = constant(condition)
     out = np.where(condition, constant(a), constant(b))
     rules = (lambda g, y, a, b: np.where(condition, g, 0.0), lambda g, y, a, b: np.where(condition, 0.0, g))
@@ -228,7 +228,7 @@ def _broadcast_to(x, shape):
 FUNCTIONS: dict[Any, Callable] = {
     np.sum: _sum,
     np.mean: _mean,
-    np.where: _where,
+    np.where: _select,
     np.concatenate: _concatenate,
     np.stack: _stack,
     np.einsum: _einsum,

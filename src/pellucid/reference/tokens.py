@@ -42,7 +42,7 @@ def pretokenise(text: str) -> list[str]:
     '(?:[sdmt]|ll|ve|re) | ?letters+ | ?numbers+ | ?others+ | spaces+ (not before a non-space) | spaces+,
     the first that matches, by Unicode category. S0 1.1 names an end-of-word character but no rule: erratum E-10.
     """
-    kinds = [_kind(c) for c in text]
+    kinds = [_character_class(c) for c in text]
     pieces, i = [], 0
     while i < len(text):
         end = _piece_end(text, kinds, i)
@@ -51,7 +51,7 @@ def pretokenise(text: str) -> list[str]:
     return pieces
 
 
-def _kind(character: str) -> str:
+def _character_class(character: str) -> str:
     if character in WHITE_SPACE:
         return "space"
     return {"L": "letter", "N": "number"}.get(unicodedata.category(character)[0], "other")

@@ -10,7 +10,7 @@ from pellucid.architecture import Architecture
 from pellucid.reference.embedding import check_tokens, ngram_embed
 from pellucid.reference.functions import ACTIVATION, log_softmax, soft_cap, softmax
 from pellucid.reference.layers import LayerInputs, cross_attention, linear, mlp, normalise, self_attention
-from pellucid.reference.positions import ADDED
+from pellucid.reference.positions import POSITION_ROWS
 from pellucid.reference.tap import OFF, NoRecorder, TensorRecorder
 from pellucid.reference.tape import Array, real
 from pellucid.reference.weights import Weights, check_weights, part
@@ -64,7 +64,7 @@ def hidden(
     if (source is None) != (a.encoder is None):
         raise ValueError("expected a source if, and only if, the architecture has an encoder: see encode")
     x, batched = _first_stream(a, w, tokens, positions, segments, embeddings, tap, before)
-    places = _places(a, positions, x.shape[1])
+    places = _checked_positions(a, positions, x.shape[1])
     source = None if source is None else real(source) if np.ndim(source) == 3 else real(source)[None]
     x = _blocks(a, w, x, LayerInputs(places, mask, source, source_mask, w.get("relative.weight")), tap)
     return x if batched else x[0]
@@ -89,7 +89,9 @@ def encode(
     if architecture.source_embed == "shared":
         w["embed.token.weight"] = weights["embed.token.weight"]
     x, batched = _first_stream(a, w, tokens, None, None, None, tap)
-    x = _blocks(a, w, x, LayerInputs(_places(a, None, x.shape[1]), mask, relative=w.get("relative.weight")), tap)
+    x = _blocks(
+        a, w, x, LayerInputs(_checked_positions(a, None, x.shape[1]), mask, relative=w.get("relative.weight")), tap
+    )
     return x if batched else x[0]
 
 
@@ -143,10 +145,10 @@ def _first_stream(a, w, tokens, positions, segments, embeddings, tap, before=Non
     history = None if tokens is None else np.atleast_2d(check_tokens(tokens, a.n_vocab))
     if before is not None and history is not None:
         history = np.concatenate([np.atleast_2d(check_tokens(before, a.n_vocab)), history], axis=1)
-    return embed(a, w, e, _places(a, positions, e.shape[1]), segments, tap, history), batched
+    return embed(a, w, e, _checked_positions(a, positions, e.shape[1]), segments, tap, history), batched
 
 
-def _places(a: Architecture, positions: np.ndarray | None, n: int) -> np.ndarray:
+def _checked_positions(a: Architecture, positions: np.ndarray | None, n: int) -> np.ndarray:
     """The positions, 0 ... n - 1 unless given. Raises ValueError for positions beyond n_ctx."""
     places = np.arange(n) if positions is None else np.asarray(positions)
     if n > a.n_ctx or (places.size and not 0 <= places.min() <= places.max() < a.n_ctx):
@@ -170,7 +172,7 @@ def embed(
     e = linear(w, "embed.projection", real(e)) if a.d_embed and not of_sum else real(e)
     x = tap("embed", a.embed_factor * e)
     if a.adds_positions:
-        rows = ADDED[a.positions.kind](a, w.get("embed.position.weight"), positions)
+        rows = POSITION_ROWS[a.positions.kind](a, w.get("embed.position.weight"), positions)
         x = x + tap("pos_embed", np.broadcast_to(rows, x.shape))
     if a.n_segments:
         kinds = np.zeros(x.shape[:2], int) if segments is None else check_tokens(segments, a.n_segments)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 #: size of the picture
 WIDTH, HEIGHT = 360.0, 228.0
 #: its margins
-LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 14.0, 32.0
+MARGIN_LEFT, MARGIN_RIGHT, MARGIN_TOP, MARGIN_BOTTOM = 46.0, 12.0, 14.0, 32.0
 #: the most points of a line: more are averaged
 POINTS = 240
 #: pixels between two names
@@ -60,14 +60,14 @@ def ticks(low: float, high: float, n: int = 5) -> list[float]:
     return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def short_number(x: float) -> str:
+def tick_label(x: float) -> str:
     """The number of a tick: 2k, 0.005, 1.5."""
     if x and abs(x) < 1e-3:
         return f"{x:.0e}".replace("e-0", "e-")
     return f"{x / 1e6:g}M" if abs(x) >= 1e6 else f"{x / 1e3:g}k" if abs(x) >= 1e4 else f"{x:g}"
 
 
-def said_of(x: float) -> str:
+def format_number(x: float) -> str:
     """A number in a sentence: 12,345, 3.37, 0.00052."""
     return f"{x:,.0f}" if 1e3 <= abs(x) < 1e15 else f"{x:.3g}"
 
@@ -80,14 +80,14 @@ class Frame:
     x_high: float
     y_low: float
     y_high: float
-    edge: float = WIDTH - RIGHT
+    edge: float = WIDTH - MARGIN_RIGHT
 
     def x(self, value: float) -> float:
-        return LEFT + (value - self.x_low) / ((self.x_high - self.x_low) or 1.0) * (self.edge - LEFT)
+        return MARGIN_LEFT + (value - self.x_low) / ((self.x_high - self.x_low) or 1.0) * (self.edge - MARGIN_LEFT)
 
     def y(self, value: float) -> float:
         share = (value - self.y_low) / ((self.y_high - self.y_low) or 1.0)
-        return HEIGHT - BOTTOM - min(max(share, -3.0), 4.0) * (HEIGHT - TOP - BOTTOM)
+        return HEIGHT - MARGIN_BOTTOM - min(max(share, -3.0), 4.0) * (HEIGHT - MARGIN_TOP - MARGIN_BOTTOM)
 
 
 def chart(
@@ -127,8 +127,8 @@ def _cut(frame: Frame, lines: Sequence[Line], title: str) -> list[str]:
                 far, last = most(y for _, y in outside), max(x for x, _ in outside)
                 name = line.name.partition(",")[0] or title.lower()
                 said.append(
-                    f"The axis is cut at {said_of(end)}: {name} is {side} it until step {last:,.0f}, and reaches "
-                    f"{said_of(far)}."
+                    f"The axis is cut at {format_number(end)}: {name} is {side} it until step {last:,.0f}, and reaches "
+                    f"{format_number(far)}."
                 )
     return said
 
@@ -155,7 +155,7 @@ def _frame(lines: Sequence[Line], levels: Sequence[ReferenceLine], zero: bool) -
     low, high = min(ys), max(ys)
     pad = 0.06 * ((high - low) or abs(high) or 1.0)
     longest = max((len(level.label) for level in levels if level not in beyond), default=0)
-    edge = WIDTH - (min(LEADER + LETTER * longest, WIDTH / 2) if longest else RIGHT)
+    edge = WIDTH - (min(LEADER + LETTER * longest, WIDTH / 2) if longest else MARGIN_RIGHT)
     return Frame(min(xs), max(xs), 0.0 if zero else low - pad, high + pad, edge), beyond
 
 
@@ -169,7 +169,7 @@ def spaced(places: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     for y, name in sorted(places):
         labels.append((max(y, labels[-1][0] + LINE) if labels else y, name))
     # move up again what was pushed out below
-    floor = HEIGHT - BOTTOM - 3
+    floor = HEIGHT - MARGIN_BOTTOM - 3
     for i in range(len(labels) - 1, -1, -1):
         labels[i] = (min(labels[i][0], floor), labels[i][1])
         floor = labels[i][0] - LINE
@@ -178,16 +178,16 @@ def spaced(places: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
 
 def _axes(frame: Frame) -> str:
     rows = "".join(
-        f'<line class="grid" x1="{LEFT}" x2="{frame.edge:g}" y1="{frame.y(v):.1f}" y2="{frame.y(v):.1f}"/>'
-        f'<text class="tick" x="{LEFT - 5}" y="{frame.y(v) + 3.5:.1f}" text-anchor="end">'
-        f"{short_number(round(v, 10))}</text>"
+        f'<line class="grid" x1="{MARGIN_LEFT}" x2="{frame.edge:g}" y1="{frame.y(v):.1f}" y2="{frame.y(v):.1f}"/>'
+        f'<text class="tick" x="{MARGIN_LEFT - 5}" y="{frame.y(v) + 3.5:.1f}" text-anchor="end">'
+        f"{tick_label(round(v, 10))}</text>"
         for v in ticks(frame.y_low, frame.y_high)
     )
     columns = "".join(
-        f'<text class="tick" x="{frame.x(v):.1f}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle">'
-        f"{short_number(round(v, 10))}</text>"
+        f'<text class="tick" x="{frame.x(v):.1f}" y="{HEIGHT - MARGIN_BOTTOM + 14}" text-anchor="middle">'
+        f"{tick_label(round(v, 10))}</text>"
         for v in ticks(frame.x_low, frame.x_high, 5)
-        if LEFT - 1 <= frame.x(v) <= frame.edge - 8
+        if MARGIN_LEFT - 1 <= frame.x(v) <= frame.edge - 8
     )
     return rows + columns + f'<text class="tick" x="{frame.edge:g}" y="{HEIGHT - 3}" text-anchor="end">step</text>'
 
@@ -197,7 +197,7 @@ def _level(frame: Frame, level: ReferenceLine, name_at: float) -> str:
     y, edge = frame.y(level.value), frame.edge
     lead = f'x1="{edge:.1f}" y1="{y:.1f}" x2="{edge + LEADER - 3:.1f}" y2="{name_at - 3.5:.1f}"'
     return (
-        f'<line class="level" x1="{LEFT}" x2="{edge:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<line class="level" x1="{MARGIN_LEFT}" x2="{edge:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
         f'<line class="lead" {lead}/>'
         f'<text class="name quiet" x="{edge + LEADER:.1f}" y="{name_at:.1f}">{_e(level.label)}</text>'
     )
@@ -214,7 +214,12 @@ def _lines(frame: Frame, lines: Sequence[Line]) -> str:
         for line in lines
     )
     # an svg within an svg is clipped at its own edge
-    x, y, wide, high = LEFT - 2, TOP - 2, frame.edge - LEFT + 6, HEIGHT - BOTTOM - TOP + 6
+    x, y, wide, high = (
+        MARGIN_LEFT - 2,
+        MARGIN_TOP - 2,
+        frame.edge - MARGIN_LEFT + 6,
+        HEIGHT - MARGIN_BOTTOM - MARGIN_TOP + 6,
+    )
     box = f'x="{x:g}" y="{y:g}" width="{wide:g}" height="{high:g}" viewBox="{x:g} {y:g} {wide:g} {high:g}"'
     return f"<svg {box}>{paths}{ends}</svg>"
 

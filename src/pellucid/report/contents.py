@@ -19,14 +19,14 @@ from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import DATA, MACHINE, read_json
 from pellucid.text.read.chunks import counted
 from pellucid.text.read.find import STANDARD_INPUT
-from pellucid.training.kinds import kind_of
+from pellucid.training.kinds import run_kind
 from pellucid.training.load import check_saved, read_recipe
 from pellucid.training.recipe import Recipe
 
 #: the number of steps of which the report draws the median speed
 STEPS_TOGETHER = 8
 #: names of parts of a network
-NAMES = {"embed": "embedding", "mlp": "MLP", "unembed": "unembedding"}
+COMPONENT_LABELS = {"embed": "embedding", "mlp": "MLP", "unembed": "unembedding"}
 
 Points = list[tuple[float, float]]
 
@@ -56,7 +56,7 @@ class Contents:
     @classmethod
     def of(cls, run: Path) -> "Contents":
         """Read the folder. Raises RecipeError if it is not a transformer's run, and as `check_saved`."""
-        if (kind := kind_of(run)) != "transformer":
+        if (kind := run_kind(run)) != "transformer":
             raise RecipeError(f"{run} is a run of kind {kind}: a report describes a transformer's run")
         recipe, metrics, damages = read_recipe(run), run / "metrics.jsonl", []
         check_saved(run, recipe)
@@ -102,7 +102,7 @@ class Contents:
         """
         counts, a = count_parameters(self.recipe.model), self.recipe.model
         grams = len(a.ngrams) * a.ngram_rows * a.embed_sum_width
-        named = {NAMES.get(part, part): n for part, n in counts.items()}
+        named = {COMPONENT_LABELS.get(part, part): n for part, n in counts.items()}
         named = {"embedding": named.pop("embedding") - grams, "n-gram tables": grams} | named
         return {part: n for part, n in named.items() if n}
 

@@ -60,23 +60,34 @@ PAGE = """<!doctype html>
 
 def page_of(run: Contents) -> str:
     """The whole page."""
-    sections = (_head, _warnings, _losses, _baselines, _samples, _architecture, _course, _speed, _data, _again)
+    sections = (
+        _head,
+        _warnings,
+        _losses,
+        _baselines,
+        _samples,
+        _architecture,
+        _course,
+        _speed,
+        _data,
+        _reproduction_section,
+    )
     body = "\n".join(section_html for section in sections if (section_html := section(run)))
     return PAGE.format(policy=POLICY, title=e(f"{run.run.name}: a training run"), style=style(), body=body)
 
 
 def _head(run: Contents) -> str:
-    a, last, t = run.recipe.model, _last(run), run.recipe.train
+    a, last, t = run.recipe.model, _last_evaluation(run), run.recipe.train
     facts = [("parameters", f"{run.parameters['total']:,}"), ("blocks", f"{a.n_layers}"), ("width", f"{a.d_model:,}")]
     facts += [("context", f"{a.n_ctx:,}"), ("vocabulary", f"{a.n_vocab:,}"), ("steps", _steps(run))]
     facts += [("trained for", duration(run.seconds))] if run.seconds else []
     opens = f'<p class="quiet">O{e(run_opens_in(run.run, a))[1:]}.</p>'
     what = f'<p class="quiet">A transformer that {OBJECTIVES.get(t.objective, t.objective)}</p>'
-    result = _result(run, last) + _mixture(run)
-    return f"<header><h1>{e(run.run.name)}</h1>{what}{result}{_facts(facts)}{opens}</header>"
+    result = _final_loss_text(run, last) + _mixture(run)
+    return f"<header><h1>{e(run.run.name)}</h1>{what}{result}{_definition_list(facts)}{opens}</header>"
 
 
-def _result(run: Contents, last: Mapping[str, Any]) -> str:
+def _final_loss_text(run: Contents, last: Mapping[str, Any]) -> str:
     """The last held-out loss, and that of the best checkpoint if it is lower."""
     if not last:
         return ""
@@ -123,7 +134,7 @@ def _steps(run: Contents) -> str:
     return f"{done:,}" if done == run.recipe.n_steps else f"{done:,} of {run.recipe.n_steps:,}"
 
 
-def _last(run: Contents) -> Mapping[str, Any]:
+def _last_evaluation(run: Contents) -> Mapping[str, Any]:
     return last_evaluation(run.rows)
 
 
@@ -165,7 +176,7 @@ def _measured(run: Contents, step: float) -> tuple[str, str, str]:
 
 
 def _baselines(run: Contents) -> str:
-    results, last = run.baselines, _last(run)
+    results, last = run.baselines, _last_evaluation(run)
     if results is None:
         return ""
     part = part_measured(last)
@@ -210,14 +221,14 @@ def _architecture(run: Contents) -> str:
     bars = _bars([(p, f"{n:,}", n / total, "") for p, n in parts.items() if p != "total"])
     a = run.recipe.model
     stacks = [("Options", a)] if a.encoder is None else [("Encoder", a.encoder), ("Decoder", a)]
-    options = "".join(f"<h3>{title}</h3>{_facts(named_options(stack))}" for title, stack in stacks)
+    options = "".join(f"<h3>{title}</h3>{_definition_list(named_options(stack))}" for title, stack in stacks)
     beside = f"<div><h3>Parameters by part, {total:,} in all</h3>{bars}</div>"
     note = "Options that are not named have their defaults."
     return _section("What it computes", note, f"<div class=two><div>{options}</div>{beside}</div>")
 
 
 #: the options of an architecture that are named even where they have their defaults
-ALWAYS_NAMED = (
+ALWAYS_NAMED_OPTIONS = (
     *("n_layers", "d_model", "n_ctx", "n_vocab", "block", "norm.kind", "positions.kind"),
     *("attention.n_heads", "attention.mask", "mlp.d_ff", "mlp.activation", "mlp.form", "unembed"),
 )
@@ -229,8 +240,8 @@ def named_options(a: Architecture) -> list[tuple[str, str]]:
     """
     values = _by_dotted_name(a.to_dict()) | {"mlp.d_ff": a.d_ff}
     defaults = _by_dotted_name(Architecture(n_vocab=1, n_ctx=1, d_model=4, n_layers=0).to_dict())
-    differ = [name for name in defaults if values[name] != defaults[name] and name not in ALWAYS_NAMED]
-    shown = {name: values[name] for name in (*ALWAYS_NAMED, *differ)}
+    differ = [name for name in defaults if values[name] != defaults[name] and name not in ALWAYS_NAMED_OPTIONS]
+    shown = {name: values[name] for name in (*ALWAYS_NAMED_OPTIONS, *differ)}
     return [
         (name, ",".join(map(str, value)) if isinstance(value, list) else str(value)) for name, value in shown.items()
     ]
@@ -266,7 +277,7 @@ def _speed(run: Contents) -> str:
     body = "".join(f"<p>{e(line)}</p>" for line in (*lines, *_share(run, typical or overall)))
     facts = [(k, str(v)) for k, v in run.machine.items() if k in ("device", "processor", "threads", "torch")]
     drawn = chart("Speed", [Line("", speeds)], unit="tokens per second, in steps", zero=True) if len(speeds) > 1 else ""
-    return _section("Speed", "", f"<div class=charts><div>{body}{_facts(facts)}</div>{drawn}</div>")
+    return _section("Speed", "", f"<div class=charts><div>{body}{_definition_list(facts)}</div>{drawn}</div>")
 
 
 def _share(run: Contents, speed: float) -> list[str]:
@@ -302,7 +313,7 @@ def _data(run: Contents) -> str:
     head = "<tr><th>file<th class=number>bytes<th class=number>documents<th>SHA-256"
     table = _table("the files that were read", head + rows)
     more = f"<p class=quiet>and {len(sources) - FILES:,} more files, in data.json</p>" if len(sources) > FILES else ""
-    facts = _facts(_data_facts(run, sources, parts))
+    facts = _definition_list(_data_facts(run, sources, parts))
     return _section("What it read", "", facts + table + more + _held_out(run) + _left_out(run))
 
 
@@ -379,7 +390,7 @@ def _table(label: str, rows: str) -> str:
     return f'<div class=scroll tabindex=0 role=region aria-label="{e(label)}"><table>{rows}</table></div>'
 
 
-def _again(run: Contents) -> str:
+def _reproduction_section(run: Contents) -> str:
     note = "The same text, choices and seed; on the same machine the same run, bit for bit."
     t, decay = run.recipe.train, run.recipe.record.decay
     by_length = decay_of(t.schedule, run.recipe.n_steps, t.warmup)
@@ -395,7 +406,7 @@ def _again(run: Contents) -> str:
     if not run.command:
         note = "Its text came through a pipe and is kept nowhere: save it as a file, and name that in its place."
     choices = [(name, str(getattr(t, name))) for name in CHOICES]
-    details = f"<details><summary>choices</summary>{_facts(choices)}</details>"
+    details = f"<details><summary>choices</summary>{_definition_list(choices)}</details>"
     command = f"<pre class=command>{e(run.command)}</pre>" if run.command else ""
     return _section("Train it again", note, command + details)
 
@@ -423,7 +434,7 @@ def _section(title: str, note: str, body: str, kind: str = "") -> str:
     return f"<section><h2>{e(title)}</h2>{said}{inside}</section>"
 
 
-def _facts(pairs: Sequence[tuple[str, str]]) -> str:
+def _definition_list(pairs: Sequence[tuple[str, str]]) -> str:
     return "<dl class=facts>" + "".join(f"<div><dt>{e(k)}</dt><dd>{e(v)}</dd></div>" for k, v in pairs) + "</dl>"
 
 

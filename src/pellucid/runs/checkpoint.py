@@ -24,7 +24,7 @@ from torch import Tensor
 from pellucid.destination import flush_folder, naming, replace_file, write_durably
 from pellucid.json_files import MOST_BYTES_OF_LIST, JSONFileError, parse_json_object, read_json_file, read_regular
 from pellucid.json_shapes import COUNT, Fields
-from pellucid.runs.processes import ALONE, Processes
+from pellucid.runs.processes import SINGLE_PROCESS, Processes
 from pellucid.runs.shards import (
     ShardError,
     StreamedTensors,
@@ -32,15 +32,15 @@ from pellucid.runs.shards import (
     check_parts,
     described,
     joined_entries,
-    own_parts,
+    parts_to_write,
 )
 from pellucid.text.locking import locked
 
 MANIFEST, METRICS = "manifest.json", "metrics.jsonl"
 #: the ending of the name of a checkpoint that a run had when it was shorter, and that adapters need
-NEEDED = ".needed"
+NEEDED_SUFFIX = ".needed"
 #: ... and of the best one of the shorter run
-SHORTER = ".shorter"
+SHORTER_SUFFIX = ".shorter"
 #: best.json and good.json, which name a checkpoint
 MARK = Fields({"step": COUNT}, needed=("step",))
 FORMAT = 1
@@ -75,7 +75,7 @@ def kept_folder(run: Path, step: int) -> Path:
     folder = folder_of(run, step)
     if folder.exists() and step not in needed_steps(run):
         return folder
-    return next(filter(Path.exists, (folder.with_suffix(ending) for ending in (NEEDED, SHORTER))), folder)
+    return next(filter(Path.exists, (folder.with_suffix(ending) for ending in (NEEDED_SUFFIX, SHORTER_SUFFIX))), folder)
 
 
 def metrics_path(run: Path, name: str, step: int) -> Path:
@@ -102,12 +102,12 @@ class CheckpointFiles:
     tensors: dict[str, dict[str, Any]]
 
 
-def files_of(checkpoint: Checkpoint, processes: Processes = ALONE) -> CheckpointFiles:
+def files_of(checkpoint: Checkpoint, processes: Processes = SINGLE_PROCESS) -> CheckpointFiles:
     """The files that this process writes, with its part of each tensor; they share no memory with the tensors."""
     contents: dict[str, bytes | StreamedTensors] = {}
     tensors = {}
     for kind, values in (("model", checkpoint.weights), ("optimizer", checkpoint.optimizer)):
-        parts = own_parts(values, processes.is_first)
+        parts = parts_to_write(values, processes.is_first)
         if parts or processes.is_first:
             name = f"{kind}-{processes.part_number:05d}-of-{processes.n_parts:05d}.safetensors"
             contents[name] = save({key: part.values.contiguous().cpu() for key, part in parts.items()})
@@ -124,7 +124,7 @@ def first_files(weights: Mapping[str, Tensor]) -> CheckpointFiles:
     return CheckpointFiles(0, files.contents | {name: streamed}, streamed.described(name))
 
 
-def write_checkpoint(run: Path, files: CheckpointFiles, processes: Processes = ALONE) -> Path:
+def write_checkpoint(run: Path, files: CheckpointFiles, processes: Processes = SINGLE_PROCESS) -> Path:
     """Write it under its final name in one rename; what was there before is untouched until then.
 
     Each of the processes writes its own files and flushes them; then the first one renames the folder.
@@ -165,7 +165,7 @@ def write_checkpoint(run: Path, files: CheckpointFiles, processes: Processes = A
 
     def agreed(do: Callable[[], Any]) -> Any:
         """Do it; what it gave in the first process. Raises in every process where it failed in one."""
-        return first_result(processes, do, files.step, need, target.parent)
+        return result_of_first_process(processes, do, files.step, need, target.parent)
 
     try:
         if agreed(lambda: processes.is_first and make_room()):
@@ -188,7 +188,7 @@ def size_and_digest(content: bytes | StreamedTensors) -> dict[str, Any]:
     return {"bytes": n_bytes, "sha256": digest.hexdigest()}
 
 
-def first_result(processes: Processes, do: Callable[[], Any], step: int, need: int, where: Path) -> Any:
+def result_of_first_process(processes: Processes, do: Callable[[], Any], step: int, need: int, where: Path) -> Any:
     """What `do` gives in the first of the processes; raises CheckpointError in all of them where one has no room for
     its files (NO_ROOM).
 
@@ -399,14 +399,14 @@ def step_in_name(folder: Path) -> int:
 def marked_folder(run: Path, name: str) -> tuple[Path | None, str]:
     """The checkpoint that a file of the folder `checkpoints` names; None and the reason where none such is there.
 
-    That of a shorter run (`begin_longer`) may stand under its former name still.
+    That of a shorter run (`discard_later_checkpoints`) may stand under its former name still.
     """
     try:
         marked = read_json_file(run / "checkpoints" / name)
         MARK.check(marked, name)
         folder, step = folder_of(run, marked["step"]), marked["step"]
         if marked.get("of_shorter_run"):
-            of_shorter = (folder.with_suffix(ending) for ending in (SHORTER, NEEDED))
+            of_shorter = (folder.with_suffix(ending) for ending in (SHORTER_SUFFIX, NEEDED_SUFFIX))
             folder = next(filter(Path.is_dir, of_shorter), folder)
         is_there = folder.is_dir()
     except FileNotFoundError:
@@ -424,7 +424,7 @@ def best_loss(run: Path) -> float:
     return float(loss) if isinstance(loss, int | float) else math.inf
 
 
-def set_aside(run: Path, after: int, reason: Literal["damaged", "diverged"] = "damaged") -> None:
+def rename_later_checkpoints(run: Path, after: int, reason: Literal["damaged", "diverged"] = "damaged") -> None:
     """Rename checkpoints later than step `after`, so that nothing loads them and pruning does not count them."""
     for step in steps_of(run):
         if step > after:
@@ -433,7 +433,7 @@ def set_aside(run: Path, after: int, reason: Literal["damaged", "diverged"] = "d
             os.rename(folder_of(run, step), gone)
 
 
-def begin_longer(run: Path, after: int) -> None:
+def discard_later_checkpoints(run: Path, after: int) -> None:
     """Give up the checkpoints later than step `after`, from which a run that is made longer goes on to another end.
 
     The best one, or the last where none is known to be the best, is renamed: it stays what is loaded until another is
@@ -452,7 +452,7 @@ def begin_longer(run: Path, after: int) -> None:
     needed = needed_steps(run)
     for step in later:
         folder = folder_of(run, step)
-        for_adapters, of_best = (folder.with_suffix(ending) for ending in (NEEDED, SHORTER))
+        for_adapters, of_best = (folder.with_suffix(ending) for ending in (NEEDED_SUFFIX, SHORTER_SUFFIX))
         if step in needed and of_best.exists() and not for_adapters.exists():
             os.rename(of_best, for_adapters)  # of a still shorter run
         is_needed = step in needed and not for_adapters.exists()
@@ -499,8 +499,10 @@ def prune(run: Path, keep_last: int, before_decay: int | None = None) -> None:
         if step not in keep:
             remove_folder(folder_of(run, step))
     of_best, _ = marked_folder(run, "best.json")
-    for folder in [folder for ending in (NEEDED, SHORTER) for folder in (run / "checkpoints").glob(f"step-*{ending}")]:
-        is_needed = step_in_name(folder) in needed_steps(run) and folder.suffix == NEEDED
-        is_needed |= step_in_name(folder) in needed_steps(run) and not folder.with_suffix(NEEDED).exists()
+    for folder in [
+        folder for ending in (NEEDED_SUFFIX, SHORTER_SUFFIX) for folder in (run / "checkpoints").glob(f"step-*{ending}")
+    ]:
+        is_needed = step_in_name(folder) in needed_steps(run) and folder.suffix == NEEDED_SUFFIX
+        is_needed |= step_in_name(folder) in needed_steps(run) and not folder.with_suffix(NEEDED_SUFFIX).exists()
         if folder != of_best and not is_needed:
             remove_folder(folder)

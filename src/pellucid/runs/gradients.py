@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from pellucid.runs.processes import ALONE, Processes
+from pellucid.runs.processes import SINGLE_PROCESS, Processes
 
 
-def clip(parameters: Iterable[nn.Parameter], largest: float, processes: Processes = ALONE) -> Tensor:
+def clip(parameters: Iterable[nn.Parameter], largest: float, processes: Processes = SINGLE_PROCESS) -> Tensor:
     """The norm of the gradient before clipping; the gradient is scaled down where its norm is above `largest`, if that
     is not 0   (Pascanu, Mikolov and Bengio 2013).
     """

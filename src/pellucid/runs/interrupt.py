@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Protocol, Self
 
 #: seconds after which a phase is shown
-SHOWN_AFTER = 1.0
+PHASE_DELAY = 1.0
 #: seconds after which a signal that was not obeyed is answered in words
 ANSWERED_AFTER = 0.5
 #: seconds between two looks at the clock
@@ -186,7 +186,7 @@ class Interruption:
                     answered = True
                     what = phase.name if phase else "what has begun"
                     reporter.note(f"finishing: {what} ... (once more, Ctrl-C or SIGTERM stops at once)")
-                elif phase and phase.seconds > SHOWN_AFTER:
+                elif phase and phase.seconds > PHASE_DELAY:
                     reporter.doing(phase)
                     phase.shown = True
 

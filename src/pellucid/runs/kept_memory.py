@@ -21,9 +21,9 @@ TRIM_THRESHOLD = -1
 #: ... and for the bytes from which on a block is mapped by itself and given back when it is freed
 MMAP_THRESHOLD = -3
 #: the thresholds while steps are taken
-KEPT = {TRIM_THRESHOLD: 2**31 - 1, MMAP_THRESHOLD: 2**30}
+TRAINING_THRESHOLDS = {TRIM_THRESHOLD: 2**31 - 1, MMAP_THRESHOLD: 2**30}
 #: those that glibc's own grow to, at most, where a process frees large blocks
-USUAL = {TRIM_THRESHOLD: 2**26, MMAP_THRESHOLD: 2**25}
+DEFAULT_THRESHOLDS = {TRIM_THRESHOLD: 2**26, MMAP_THRESHOLD: 2**25}
 #: the share of the machine's memory above which a process keeps nothing more
 MOST_OF_MEMORY = 0.5
 
@@ -47,7 +47,7 @@ class KeptMemory:
         if library := glibc():
             for name, value in thresholds.items():
                 library.mallopt(name, value)
-            self.is_on = thresholds is KEPT
+            self.is_on = thresholds is TRAINING_THRESHOLDS
             if gives_back:
                 library.malloc_trim(0)
 
@@ -55,21 +55,21 @@ class KeptMemory:
     def __call__(self) -> Iterator[None]:
         """A context in which freed memory is kept; behind it, what is free is given back. Contexts may be nested."""
         if not self.users:
-            self._set(KEPT, gives_back=False)
+            self._set(TRAINING_THRESHOLDS, gives_back=False)
         self.users += 1
         try:
             yield
         finally:
             self.users -= 1
             if not self.users:
-                self._set(USUAL, gives_back=True)
+                self._set(DEFAULT_THRESHOLDS, gives_back=True)
 
     def bound(self, n_processes: int) -> None:
         """Give back what is free, and keep nothing more, where the process fills more than MOST_OF_MEMORY, a share, of
         the memory that each of `n_processes` of this machine has.
         """
         if self.is_on and resident_bytes() > MOST_OF_MEMORY * memory_bytes(torch.device("cpu")) / n_processes:
-            self._set(USUAL, gives_back=True)
+            self._set(DEFAULT_THRESHOLDS, gives_back=True)
 
 
 def resident_bytes() -> int:

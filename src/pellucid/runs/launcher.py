@@ -135,7 +135,7 @@ class Launcher:
         codes = [process.returncode for process in processes]
         for rank, code in enumerate(codes):
             if code < 0 and rank not in killed and not self.signals:
-                say(f"process {rank} was ended by {signal.Signals(-code).name}")
+                print_on_stderr(f"process {rank} was ended by {signal.Signals(-code).name}")
         if codes[0] == 0:
             return 0  # the first process writes, and ends last: whatever the others did, the run is complete
         if self.signals:
@@ -172,13 +172,13 @@ class Answers:
         if ranks and now - self.changed > SILENCE:  # all wait for those that have asked less often
             slow = {rank for rank in ranks if self.asked[rank] < max(self.asked[r] for r in ranks)} - silent
         for rank in sorted(silent - self.named):
-            say(f"process {rank} has not answered for {SILENCE:.0f} seconds, and the others wait for it")
+            print_on_stderr(f"process {rank} has not answered for {SILENCE:.0f} seconds, and the others wait for it")
         for rank in sorted(slow - self.named):
-            say(f"the others have waited {SILENCE:.0f} seconds for process {rank}, which is still running")
+            print_on_stderr(f"the others have waited {SILENCE:.0f} seconds for process {rank}, which is still running")
         self.named = silent | slow
 
 
-def say(text: str) -> None:
+def print_on_stderr(text: str) -> None:
     from pellucid.runs.reporter import say_on_stderr
 
     say_on_stderr(f"pellucid: {text}")

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pellucid.runs.optimizer import make_optimizer
-from pellucid.runs.processes import ALONE
+from pellucid.runs.processes import SINGLE_PROCESS
 from pellucid.runs.step import take_passes, update
 from pellucid.runs.trainable import Trainable
 
@@ -18,7 +18,7 @@ BUDGET = 3.0
 #: the most passes that are timed
 MOST_PASSES = 12
 #: seconds after which fewer are enough
-ENOUGH = 1.0
+ENOUGH_SECONDS = 1.0
 
 
 def seconds_per_step(
@@ -51,7 +51,7 @@ def seconds_per_step(
         larger = [n for n in sizes if n > size and 3 * times[-1] * n / size < left]
         if larger:
             size, times = larger[-1], []
-        elif times[-1] > left or len(times) >= MOST_PASSES or (len(times) > 3 and sum(times) > ENOUGH):
+        elif times[-1] > left or len(times) >= MOST_PASSES or (len(times) > 3 and sum(times) > ENOUGH_SECONDS):
             break
         times.append(timed(take_pass, size))
     seconds = passes * statistics.median(times[1:] or times) * rows / size
@@ -85,7 +85,12 @@ def measure_step(trainable: Trainable[Any], poll: Callable[[], object] = lambda:
     """Seconds of a training step by this process alone, not compiled; no weight changes."""
     if (seconds := trainable.estimated_step_seconds()) is not None:
         return seconds
-    recipe, network, data, alone = trainable.recipe, trainable.network, trainable.make_data(), taken_alone(trainable)
+    recipe, network, data, alone = (
+        trainable.recipe,
+        trainable.network,
+        trainable.make_data(),
+        uncompiled_single_process(trainable),
+    )
     t, optimizer = recipe.train, make_optimizer(recipe, network)
     optimizer.set_factor(0.0)
     figures: dict[str, Tensor] = {}
@@ -112,10 +117,10 @@ def measure_step(trainable: Trainable[Any], poll: Callable[[], object] = lambda:
     )
 
 
-def taken_alone(trainable: Trainable[Any]) -> Trainable[Any]:
+def uncompiled_single_process(trainable: Trainable[Any]) -> Trainable[Any]:
     """What takes steps of the same network in this process alone, not compiled."""
     alone = copy(trainable)
-    alone.processes, alone.loss = ALONE, alone.make_loss()
+    alone.processes, alone.loss = SINGLE_PROCESS, alone.make_loss()
     return alone
 
 

@@ -25,12 +25,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pellucid.runs.parameter_groups import ParameterGroups
-from pellucid.runs.processes import ALONE, Processes
+from pellucid.runs.processes import SINGLE_PROCESS, Processes
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 #: columns / rows from which X X^T is iterated instead of X: 15 + 2 r products of rows-cubes against 5 + 10 r
-WIDE = 1.5
+WIDE_RATIO = 1.5
 
 
 def orthogonal(u: Float[Tensor, "*matrix rows columns"], dtype: torch.dtype) -> Float[Tensor, "*matrix rows columns"]:
@@ -39,7 +39,7 @@ def orthogonal(u: Float[Tensor, "*matrix rows columns"], dtype: torch.dtype) -> 
     tall = x.size(-2) > x.size(-1)
     x = x.mT if tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    x = wide(x) if dtype != torch.bfloat16 and x.size(-1) > WIDE * x.size(-2) else direct(x)
+    x = orthogonalise_wide(x) if dtype != torch.bfloat16 and x.size(-1) > WIDE_RATIO * x.size(-2) else direct(x)
     return (x.mT if tall else x).to(u.dtype).view_as(u)
 
 
@@ -52,7 +52,7 @@ def direct(x: Float[Tensor, "matrix rows columns"]) -> Float[Tensor, "matrix row
     return x
 
 
-def wide(x: Float[Tensor, "matrix rows columns"]) -> Float[Tensor, "matrix rows columns"]:
+def orthogonalise_wide(x: Float[Tensor, "matrix rows columns"]) -> Float[Tensor, "matrix rows columns"]:
     """The same through G alone: with R = b G + c G^2, P <- (a + R) P and G <- (a + R) G (a + R); then X <- P X.
 
     R, P and G are polynomials of the first G and commute.
@@ -83,7 +83,7 @@ class Muon(ParameterGroups):
         lr: float,
         weight_decay: float,
         dtype: torch.dtype,
-        processes: Processes = ALONE,
+        processes: Processes = SINGLE_PROCESS,
     ):
         super().__init__([{"params": params}], {"lr": lr, "weight_decay": weight_decay, "momentum": 0.95})
         self.dtype, self.processes = dtype, processes
@@ -122,7 +122,7 @@ def update_together(
     shrunk: float,
     dtype: torch.dtype,
     bad: Tensor,
-    processes: Processes = ALONE,
+    processes: Processes = SINGLE_PROCESS,
 ) -> None:
     """p <- shrunk p - rate orthogonal(u) for matrices of one shape and their averages `buffers`, unless `bad`.
 

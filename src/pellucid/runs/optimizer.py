@@ -10,7 +10,7 @@ from pellucid.runs.adamw import AdamW
 from pellucid.runs.muon import Muon
 from pellucid.runs.options import OptimizerName, RecipeError, RunRecipe
 from pellucid.runs.parameter_groups import ParameterGroups
-from pellucid.runs.processes import ALONE, Processes
+from pellucid.runs.processes import SINGLE_PROCESS, Processes
 
 #: the precision of Muon's iteration where a recipe has another than float32
 MUON_DTYPES = {"bfloat16": torch.bfloat16}
@@ -48,7 +48,7 @@ class Optimizer:
         eps: float,
         weight_decay: float,
         muon_dtype: torch.dtype = torch.float32,
-        processes: Processes = ALONE,
+        processes: Processes = SINGLE_PROCESS,
     ):
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         of: dict[str, list[tuple[str, nn.Parameter]]] = {"muon": [], "adamw": []}
@@ -123,7 +123,7 @@ def check_rates(recipe: RunRecipe) -> None:
             )
 
 
-def make_optimizer(recipe: RunRecipe, network: nn.Module, processes: Processes = ALONE) -> Optimizer:
+def make_optimizer(recipe: RunRecipe, network: nn.Module, processes: Processes = SINGLE_PROCESS) -> Optimizer:
     """The recipe's optimiser over the network's parameters, of which each of `processes` may hold a part.
 
     While the weight decay is open, as in steps that are only timed, it is the least one that is chosen.

@@ -7,7 +7,7 @@ from typing import Any
 #: how far above its best the held-out loss must lie, as a share of it: evaluations of a part vary
 MARGIN = 0.01
 #: evaluations after the best one that must lie above it
-AFTER = 2
+WORSE_EVALUATIONS = 2
 
 
 @dataclass
@@ -42,13 +42,13 @@ class Curve:
 
     def warning(self, remedies: str = "more text or a smaller model") -> str:
         """A sentence, once in a run, where the run overfits; nothing otherwise."""
-        if self.warned or len(self.points) <= AFTER:
+        if self.warned or len(self.points) <= WORSE_EVALUATIONS:
             return ""
         best = min(range(len(self.points)), key=lambda i: self.points[i][1])
         (step, lowest, before), later = self.points[best], self.points[best + 1 :]
         _, now, training = self.points[-1]
         above = all(loss > lowest for _, loss, _ in later)
-        if len(later) < AFTER or not above or now < lowest * (1 + MARGIN) or not training < before:
+        if len(later) < WORSE_EVALUATIONS or not above or now < lowest * (1 + MARGIN) or not training < before:
             return ""
         return (
             f"the model overfits: since step {step} the held-out loss has risen from {lowest:.4f} to {now:.4f} nats "

@@ -16,7 +16,7 @@ from pellucid.runs.options import RunRecipe
 from pellucid.runs.schedule import Decay, decay_of
 
 #: the share of the time after which it is asked again whether the decay begins
-ASKED_EVERY = 0.002
+DECAY_CHECK_SHARE = 0.002
 #: share of the whole time over which the speed of steps is averaged
 AVERAGED_SHARE = 0.1
 #: seconds of the report at the end
@@ -175,7 +175,7 @@ class Pace:
     def decay_from(self, recipe: RunRecipe, step: int) -> Decay | None:
         """The steps of the decay, if it begins now: after `step` steps, in a run of minutes."""
         is_last = step >= self.most
-        if time.monotonic() - self.asked < ASKED_EVERY * self.total and not is_last:
+        if time.monotonic() - self.asked < DECAY_CHECK_SHARE * self.total and not is_last:
             return None
         end = self.end_of(recipe, step)
         first, _ = decay_of(recipe.train.schedule, end, recipe.train.warmup)

@@ -12,13 +12,13 @@ from pellucid.option_values import overlaid
 from pellucid.runs.checkpoint import (
     Checkpoint,
     CheckpointError,
-    begin_longer,
     best_loss,
     best_step,
+    discard_later_checkpoints,
     diverged_steps,
     folder_of,
     load_checkpoint,
-    set_aside,
+    rename_later_checkpoints,
     steps_of,
     write_json,
 )
@@ -48,7 +48,7 @@ from pellucid.runs.options import RecipeError, RecipeT, RunRecipe, TrainOptions,
 from pellucid.runs.pace import Pace
 from pellucid.runs.recipe_changes import OF_MACHINE, OF_RECORD, check_unchanged
 from pellucid.runs.reporter import PlainReporter, QuietReporter
-from pellucid.runs.run_dir import choose_folder, only_one, read_json, write_run_dir
+from pellucid.runs.run_dir import choose_folder, read_json, training_lock, write_run_dir
 from pellucid.runs.tracking import Tracked, check_tracker
 from pellucid.runs.trainable import CountedKind, Startable, Trainable
 from pellucid.runs.trainer import Trainer
@@ -117,7 +117,7 @@ def start_run(
                     raise
             run_dir = choose_folder(None, startable.recipe.inputs)
             reporter.note(f"run: {run_dir}, because another run has taken that name")
-        with only_one(run_dir):
+        with training_lock(run_dir):
             if isinstance(startable, CountedKind):
                 return write_counted(run_dir, startable, reporter)
             assert isinstance(startable, Trainable)
@@ -226,7 +226,7 @@ def resume_run(
     prepare_deterministic(written.train.deterministic == "yes")
     check_compiling(trainable.recipe.train)
     check_checkpoints(run_dir, written.train.checkpoint_every)
-    with Interruption(reporter) as interruption, only_one(run_dir):
+    with Interruption(reporter) as interruption, training_lock(run_dir):
         resumption = Resumption(trainable, run_dir, written, length, reporter, interruption)
         try:
             resumption.read_input()
@@ -346,9 +346,9 @@ class Resumption(Generic[RecipeT]):
 
     def write_recipe(self) -> None:
         """Write what has changed, and set aside the checkpoints that are not gone on from."""
-        set_aside(self.run_dir, self.last_step)
+        rename_later_checkpoints(self.run_dir, self.last_step)
         if self.step < self.last_step:
-            begin_longer(self.run_dir, self.step)
+            discard_later_checkpoints(self.run_dir, self.step)
         if self.trainable.recipe != self.written:
             if not self.checkpoint and not diverged_steps(self.run_dir):
                 # nothing was saved yet: with other intervals `check_checkpoints` would take these rows for saved steps

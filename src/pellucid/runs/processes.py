@@ -112,4 +112,4 @@ class Clocks:
 
 
 #: the answers of a run in one process
-ALONE = Processes()
+SINGLE_PROCESS = Processes()

@@ -120,7 +120,7 @@ def write_run_dir(
 
 
 @contextmanager
-def only_one(run_dir: Path) -> Iterator[None]:
+def training_lock(run_dir: Path) -> Iterator[None]:
     """Let one process at a time train in a folder; the system takes the lock back however the process ends.
 
     Raises RecipeError where another process has the lock, and OSError where it is no regular file.

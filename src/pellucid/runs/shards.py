@@ -35,7 +35,7 @@ class TensorPart:
     shape: tuple[int, ...]
 
 
-def own_part(tensor: Tensor) -> TensorPart | None:
+def part_to_write(tensor: Tensor) -> TensorPart | None:
     """The part of a tensor that this process writes, or None where another process writes the same numbers.
 
     A tensor that is no DTensor is written whole. Of the copies of a replicated part, the process that is first along
@@ -60,10 +60,10 @@ def own_part(tensor: Tensor) -> TensorPart | None:
     return TensorPart(tensor.to_local(), tuple(start), tuple(tensor.shape))
 
 
-def own_parts(tensors: Mapping[str, Tensor], is_first: bool) -> dict[str, TensorPart]:
+def parts_to_write(tensors: Mapping[str, Tensor], is_first: bool) -> dict[str, TensorPart]:
     """What this process writes of these tensors; the first process alone writes those that every one has whole."""
     wanted = {name: x for name, x in tensors.items() if is_first or hasattr(x, "device_mesh")}
-    return {name: part for name, x in wanted.items() if (part := own_part(x)) is not None}
+    return {name: part for name, x in wanted.items() if (part := part_to_write(x)) is not None}
 
 
 def described(parts: Mapping[str, TensorPart], file: str) -> dict[str, dict[str, Any]]:

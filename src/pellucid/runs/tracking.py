@@ -25,7 +25,7 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
+def figures_of_row(row: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a row by their names, without its step."""
     return {name: x for name, x in row.items() if type(x) in (int, float) and name != "step"}
 
@@ -39,7 +39,7 @@ class TensorBoard:
         self.writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        for name, x in numbers_of(row).items():
+        for name, x in figures_of_row(row).items():
             self.writer.add_scalar(name, x, row["step"])
         if row.get("sample") is not None:
             self.writer.add_text("sample", row["sample"], row["step"])
@@ -77,7 +77,7 @@ class WeightsAndBiases:
 
     def write(self, row: Mapping[str, Any]) -> None:
         text = {} if row.get("sample") is None else {"sample": row["sample"]}
-        self.run.log({"step": row["step"], **numbers_of(row), **text})
+        self.run.log({"step": row["step"], **figures_of_row(row), **text})
 
     def flush(self) -> None:
         """W&B's own process has the rows already."""

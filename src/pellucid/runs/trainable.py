@@ -15,7 +15,7 @@ from pellucid.runs.device import compiled
 from pellucid.runs.interrupt import Interruption, Phase
 from pellucid.runs.options import RecipeT
 from pellucid.runs.pace import Pace
-from pellucid.runs.processes import ALONE, Processes
+from pellucid.runs.processes import SINGLE_PROCESS, Processes
 from pellucid.runs.reporter import PlainReporter
 
 
@@ -69,7 +69,7 @@ class Startable(ABC, Generic[RecipeT]):
 
     recipe: RecipeT
     #: the processes that train together
-    processes: Processes = ALONE
+    processes: Processes = SINGLE_PROCESS
 
     @abstractmethod
     def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:

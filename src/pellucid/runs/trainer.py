@@ -20,7 +20,7 @@ from pellucid.runs.checkpoint import (
     mark_best,
     mark_good,
     prune,
-    set_aside,
+    rename_later_checkpoints,
     steps_of,
     write_checkpoint,
     write_json,
@@ -201,7 +201,7 @@ class Trainer(Generic[RecipeT]):
         self.candidate = None
         self.finish_saving()
         if self.processes.is_first:
-            set_aside(self.run_dir, max(step - self.bad_in_a_row - 1, 0), "diverged")
+            rename_later_checkpoints(self.run_dir, max(step - self.bad_in_a_row - 1, 0), "diverged")
 
     def diverged(self, what: str) -> NumericsError:
         """The error that ends a run that has diverged: what happened, which checkpoint is left, and what helps."""

@@ -22,7 +22,7 @@ from pellucid.serve.conversation import (
 )
 from pellucid.serve.protocol import MAX_ALTERNATIVES, MAX_SAMPLES, SamplingBody, finish_reason
 from pellucid.serve.served import ServedModel
-from pellucid.serve.streams import DONE, CancellingStream, error_event, server_event
+from pellucid.serve.streams import DONE_EVENT, CancellingStream, error_event, server_event
 from pellucid.serve.threads import in_thread
 
 
@@ -138,7 +138,7 @@ async def stream_chat(answer: Answer, body: ChatBody, about: dict[str, Any]) -> 
             yield server_event(about | {"choices": [], "usage": answer.usage(), "timings": answer.timings()})
     except Exception as error:
         yield error_event(error)
-    yield DONE
+    yield DONE_EVENT
 
 
 async def whole_chat(answer: Answer, about: dict[str, Any], request: Request) -> dict[str, Any]:

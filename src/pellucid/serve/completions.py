@@ -22,7 +22,7 @@ from pellucid.serve.protocol import (
     json_log_prob,
 )
 from pellucid.serve.served import ServedModel
-from pellucid.serve.streams import DONE, CancellingStream, error_event, server_event
+from pellucid.serve.streams import DONE_EVENT, CancellingStream, error_event, server_event
 from pellucid.serve.threads import in_thread
 from pellucid.text.tokenizers.tokenizer import Stream
 
@@ -134,7 +134,7 @@ async def stream_completion(answer: Answer, body: CompletionBody, about: dict[st
             yield server_event(about | {"choices": [], "usage": answer.usage(), "timings": answer.timings()})
     except Exception as error:
         yield error_event(error)
-    yield DONE
+    yield DONE_EVENT
 
 
 async def whole_completion(
@@ -183,7 +183,7 @@ class EchoedPrompt:
 
     def __init__(self, model: ServedModel, ids: Sequence[int]):
         characters = model.tokenizer.stream()
-        pieces, self.broken = read_each(characters, ids)
+        pieces, self.broken = completed_characters(characters, ids)
         # what is generated begins with a character of its own
         pieces[-1] += characters.finish()
         n = max(0, n_spaces("".join(pieces)) - n_spaces(model.tokenizer.decode(ids)))
@@ -192,7 +192,7 @@ class EchoedPrompt:
         self.text = "".join(self.pieces)
 
 
-def read_each(characters: Stream, ids: Sequence[int]) -> tuple[list[str], list[bool]]:
+def completed_characters(characters: Stream, ids: Sequence[int]) -> tuple[list[str], list[bool]]:
     """The characters that each token completes, and whether one that it does not complete ends in front of it."""
     pairs = [(characters.breaks_off(token), characters.push(token)) for token in ids]
     return [piece for _, piece in pairs], [broken for broken, _ in pairs]
@@ -226,7 +226,7 @@ class CompletionLogprobs:
     def of(self, scores: Sequence[TokenScore]) -> dict[str, list[Any]]:
         """The lists for generated tokens."""
         names = [self.model.token_text(score.token) for score in scores]
-        return self.lists(scores, names, *read_each(self.characters, [score.token for score in scores]))
+        return self.lists(scores, names, *completed_characters(self.characters, [score.token for score in scores]))
 
     def lists(
         self,

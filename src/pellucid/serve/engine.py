@@ -26,7 +26,7 @@ from pellucid.text.tokenizers.tokenizer import Tokenizer
 
 #: bounds of times in seconds, in the metrics
 TIME_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-NO_NUMBERS = "the network's logits hold NaN or infinity for this prompt, so no token can be chosen"
+NONFINITE_LOGITS = "the network's logits hold NaN or infinity for this prompt, so no token can be chosen"
 NO_FAILURES: Mapping[int, Exception] = {}
 #: clients ask for so many tokens whatever the model; a text that outgrows a shorter context goes on in a moving window
 LEAST_LIMIT = 4096
@@ -282,7 +282,7 @@ class Engine:
         errors: dict[int, Exception] = dict(failures)
         for row, is_finite in enumerate(torch.isfinite(logits[:, : self.n_allowed].amax(-1)).tolist()):
             if not is_finite:
-                errors.setdefault(row, LogitsError(NO_NUMBERS))
+                errors.setdefault(row, LogitsError(NONFINITE_LOGITS))
         tokens = [0] * len(generations)
         for sampling in {g.sampling for g in generations}:
             rows = [r for r, g in enumerate(generations) if g.sampling == sampling and r not in errors]

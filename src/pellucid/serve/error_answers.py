@@ -46,7 +46,7 @@ async def answer_wrong_body(_request: Request, error: RequestValidationError) ->
     if first["type"] == "json_invalid":
         message = f"the body cannot be read: {first['ctx']['error']}"
         return JSONResponse(error_body(message, "invalid_request_error", first["type"]), 400)
-    wrong, field = wrong_value(error)
+    wrong, field = validation_error(error)
     message, value = str(wrong["msg"]).removeprefix("Value error, "), wrong.get("input")
     if wrong["type"] == "wrong_field":  # the sentence names the field
         parent, _, _ = (field or "").rpartition(".")
@@ -71,7 +71,7 @@ def error_answer(error: Exception) -> tuple[int, dict[str, Any]]:
     return 500, error_body(f"{type(error).__name__}: {error}", "server_error", "internal_error")
 
 
-def wrong_value(error: RequestValidationError) -> tuple[dict[str, Any], str | None]:
+def validation_error(error: RequestValidationError) -> tuple[dict[str, Any], str | None]:
     """The error to tell of the first wrong field, and where it is, such as `messages.0.role`; None for the whole body.
 
     Of a field with alternatives, such as a text or a list of texts, pydantic lists the errors of each. The one meant is

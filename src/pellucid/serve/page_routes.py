@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 #: the page's own files, and those that it shares with the other pages
-OWN = ("index.html", "page.css", "main.js", "api.js", "elements.js", "tokens.js", "copy.js", "icon.svg")
+PAGE_FILE_NAMES = ("index.html", "page.css", "main.js", "api.js", "elements.js", "tokens.js", "copy.js", "icon.svg")
 SHARED = ("common.css", "common.js")
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 HEADERS = {
@@ -47,7 +47,7 @@ def page_files(folders: Mapping[str, tuple[str, ...]]) -> PageFiles:
 
 
 #: the page of `pellucid serve`, and the paths that need no key
-FILES = page_files({**dict.fromkeys(OWN, ("serve", "page")), **dict.fromkeys(SHARED, ("web",))})
+FILES = page_files({**dict.fromkeys(PAGE_FILE_NAMES, ("serve", "page")), **dict.fromkeys(SHARED, ("web",))})
 PAGE_PATHS = FILES.paths
 
 

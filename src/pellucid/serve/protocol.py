@@ -101,7 +101,7 @@ class Span(BaseModel):
     to: Annotated[StrictInt | None, Field(ge=0)] = None
 
 
-Place = Annotated[StrictInt, Field(ge=0)] | list[Annotated[StrictInt, Field(ge=0)]] | Span | None
+PositionOrSpan = Annotated[StrictInt, Field(ge=0)] | list[Annotated[StrictInt, Field(ge=0)]] | Span | None
 
 
 class EditBody(BaseModel):
@@ -115,12 +115,12 @@ class EditBody(BaseModel):
     factor: float = 1.0
     low: float | None = None
     high: float | None = None
-    row: Place = None
-    head: Place = None
-    kv_head: Place = None
-    pos: Place = None
-    key: Place = None
-    neuron: Place = None
+    row: PositionOrSpan = None
+    head: PositionOrSpan = None
+    kv_head: PositionOrSpan = None
+    pos: PositionOrSpan = None
+    key: PositionOrSpan = None
+    neuron: PositionOrSpan = None
 
     def edit(self, dtype: torch.dtype) -> Edit:
         """The edit, its value as a tensor, so that no step converts it again. Raises EditError."""
@@ -277,7 +277,7 @@ def json_log_prob(log_prob: float) -> float:
     return max(log_prob, LEAST_LOG_PROB)
 
 
-def as_list(prompt: Any) -> Sequence[Any]:
+def as_prompts(prompt: Any) -> Sequence[Any]:
     """Several prompts as they are, and one as a list of one."""
     many = not isinstance(prompt, str) and prompt and not isinstance(prompt[0], int)
     return prompt if many else [prompt]

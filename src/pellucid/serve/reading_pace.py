@@ -3,7 +3,7 @@
 from collections import deque
 
 #: tokens that are read in a round at least: fewer take hardly less time, because each round reads all weights
-SHORTEST_PIECE = 16
+FEWEST_PROMPT_TOKENS = 16
 #: a round with a piece may take as long as so many without
 ROUND_STEPS = 1.75
 #: the last rounds without a piece, the shortest of which counts: one that was interrupted changes nothing
@@ -32,7 +32,7 @@ class ReadingPace:
     def length(self) -> int:
         """Tokens of the next piece."""
         length = round(ROUND_STEPS * min(self.step_seconds, default=0.0) * self.tokens_per_second)
-        return min(self.longest, max(SHORTEST_PIECE, length))
+        return min(self.longest, max(FEWEST_PROMPT_TOKENS, length))
 
     @property
     def is_step_due(self) -> bool:
@@ -46,7 +46,7 @@ class ReadingPace:
             self.rounds_since_step = 0
             return
         self.rounds_since_step += 1
-        if n_read >= SHORTEST_PIECE and seconds:
+        if n_read >= FEWEST_PROMPT_TOKENS and seconds:
             rate = n_read / seconds
             # a prompt's last piece is shorter than it may be, and says nothing against longer ones
             self.tokens_per_second = rate if n_read >= self.length else max(rate, self.tokens_per_second)

@@ -26,7 +26,7 @@ from pellucid.serve.conversation import (
 from pellucid.serve.error_answers import error_answer
 from pellucid.serve.protocol import MAX_ALTERNATIVES, Body, SamplingBody
 from pellucid.serve.served import ServedModel
-from pellucid.serve.streams import DONE, CancellingStream, server_event
+from pellucid.serve.streams import DONE_EVENT, CancellingStream, server_event
 from pellucid.serve.threads import in_thread
 
 LOGPROBS = "message.output_text.logprobs"
@@ -279,4 +279,4 @@ async def stream_response(growing: GrowingResponse) -> AsyncIterator[str]:
         _, shape = error_answer(error)
         failure = {"code": shape["error"]["code"], "message": shape["error"]["message"]}
         yield event("response.failed", response=growing.resource("failed", error=failure))
-    yield DONE
+    yield DONE_EVENT

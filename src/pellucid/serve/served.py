@@ -19,8 +19,8 @@ from pellucid.model import Transformer
 from pellucid.parameter_counts import count_parameters
 from pellucid.serve.engine import Engine
 from pellucid.serve.generation import SharedSources, TooLargeError
-from pellucid.serve.protocol import MAX_EDITED_TENSORS, EditBody, as_list
-from pellucid.serve.stepwise import EncoderDecoderEngine, read_together
+from pellucid.serve.protocol import MAX_EDITED_TENSORS, EditBody, as_prompts
+from pellucid.serve.stepwise import EncoderDecoderEngine, encode_sources_together
 from pellucid.tensor_names import select
 from pellucid.text.chat_template import ChatTemplate
 from pellucid.text.tokenizers.tokenizer import Tokenizer
@@ -105,11 +105,11 @@ class ServedModel:
     ) -> list[list[int]]:
         """Ids of each prompt; those of texts as `encode` gives them. `field` is what the request calls them."""
         self.check_texts(prompt, field)
-        return [self.encode(one) for one in as_list(prompt)]
+        return [self.encode(one) for one in as_prompts(prompt)]
 
     def check_texts(self, prompt: Any, field: str, n_ctx: int = 0) -> None:
         """`check_bytes` of each text."""
-        for one in as_list(prompt):
+        for one in as_prompts(prompt):
             if isinstance(one, str):
                 self.check_bytes(one, field, n_ctx)
 
@@ -167,7 +167,7 @@ class ServedModel:
     def targets(self, prompt: Any) -> list[list[int]]:
         """Beginnings of an encoder-decoder's targets: the start token, and what is to follow it."""
         self.check_texts(prompt, "prompt")
-        begun = [self.tokenizer.encode(one) if isinstance(one, str) else list(one) for one in as_list(prompt)]
+        begun = [self.tokenizer.encode(one) if isinstance(one, str) else list(one) for one in as_prompts(prompt)]
         for ids in begun:
             self.check_ids(ids)
         return [[self.tokenizer.start, *ids] for ids in begun]
@@ -178,7 +178,7 @@ class ServedModel:
         assert a is not None
         assert a.encoder is not None
         self.check_texts(source, field, a.encoder.n_ctx)
-        return [encode_source(self.tokenizer, one) if isinstance(one, str) else list(one) for one in as_list(source)]
+        return [encode_source(self.tokenizer, one) if isinstance(one, str) else list(one) for one in as_prompts(source)]
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Raise ValueError for ids that the network or the tokenizer does not know."""
@@ -211,7 +211,7 @@ class ServedModel:
         """The encoder's inputs of a request's prompts."""
         if sources is None or not isinstance(self.engine, EncoderDecoderEngine):
             return SharedSources()
-        return SharedSources(read_together(self.engine, sources, taps))
+        return SharedSources(encode_sources_together(self.engine, sources, taps))
 
     def token_text(self, token: int) -> str:
         """A token as clients are shown it: a special one by its name, a part of a character as its bytes."""

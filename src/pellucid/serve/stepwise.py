@@ -184,7 +184,9 @@ class EncoderDecoderEngine(StepwiseEngine):
         yield network(tokens, tap=tap, **inputs)[0]
 
 
-def read_together(engine: EncoderDecoderEngine, sources: Sequence[Sequence[int]], taps: Any) -> Callable[[], Any]:
+def encode_sources_together(
+    engine: EncoderDecoderEngine, sources: Sequence[Sequence[int]], taps: Any
+) -> Callable[[], Any]:
     """What reads all sources of a request in one pass, on the weights that its edits work on."""
     network = engine.network if taps is NO_TAPS else engine.loaded
     return lambda: read_sources(network, sources, len(sources), taps.of_sources)

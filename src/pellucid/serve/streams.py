@@ -12,7 +12,7 @@ from pellucid.serve.answer import Answer
 from pellucid.serve.error_answers import error_answer
 
 NO_HEADERS: Mapping[str, str] = {}
-DONE = "data: [DONE]\n\n"
+DONE_EVENT = "data: [DONE]\n\n"
 
 
 def server_event(data: dict[str, Any], name: str | None = None) -> str:

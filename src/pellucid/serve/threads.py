@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 
 #: bytes of a body that are read on the event loop at most, and of a request that is no long one
 SHORT_BODY = 2**16
@@ -17,7 +17,9 @@ body_bytes: ContextVar[int] = ContextVar("body_bytes", default=0)
 LONG_REQUESTS = ThreadPoolExecutor(2, thread_name_prefix="pellucid long request")
 
 
-async def in_thread(function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+async def in_thread(
+    function: Callable[Arguments, ResultT], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> ResultT:
     """`function` of these, computed in a thread."""
     pool = LONG_REQUESTS if body_bytes.get() > SHORT_BODY else None
     return await asyncio.get_running_loop().run_in_executor(pool, lambda: function(*args, **kwargs))

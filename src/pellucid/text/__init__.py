@@ -7,16 +7,16 @@ from pellucid.text.split import Split, split_corpus
 from pellucid.text.tokenizers.tokenizer import Tokenizer, TokenizerError, learn_tokenizer, load_tokenizer
 from pellucid.text.tokens.batches import Batch, Batches, ScoredBatch, windows
 from pellucid.text.tokens.prepare import prepare_tokens
-from pellucid.text.tokens.store import Part, Tokens, TokensError, describe_difference
+from pellucid.text.tokens.store import Tokens, TokenSequence, TokensError, describe_difference
 
 __all__ = [
     "Batch",
     "Batches",
     "Corpus",
     "DocumentError",
-    "Part",
     "ScoredBatch",
     "Split",
+    "TokenSequence",
     "Tokenizer",
     "TokenizerError",
     "Tokens",

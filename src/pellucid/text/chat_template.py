@@ -121,7 +121,7 @@ class ChatTemplate:
         check_roles(checked, tokenizer)
         rendered, marker = self._render([(checked, add_generation_prompt)], now)[0], Marker(tokenizer)
         self._check_origins(rendered, (checked, add_generation_prompt), marker, now)
-        return tokenizer.encode_parts(parts_between(rendered[0], marker.find(*rendered)))[0]
+        return tokenizer.encode_parts(split_at_markers(rendered[0], marker.find(*rendered)))[0]
 
     @property
     def reads_tools(self) -> bool:
@@ -156,7 +156,7 @@ class ChatTemplate:
             text, markers = rendered[0], marker.find(*rendered)
             areas = self._answers_like_others(messages, rendered, now) or self._answers(messages, text, now)
             spans = [(start, end_of_answer(text, markers, start, end)) for start, end in areas]
-            rows.append(parts_between(text, markers, spans))
+            rows.append(split_at_markers(text, markers, spans))
         return tokenizer.encode_parts_batch(rows)
 
     def _check_origins(
@@ -169,8 +169,8 @@ class ChatTemplate:
         """
         if names := marker.of_unknown_origin(*rendered):
             pattern, (messages, prompted) = pattern_of_names(tuple(sorted(names, key=len, reverse=True))), call
-            others = [without_names(message, pattern) | {"role": message["role"]} for message in messages]
-            masked = replace(self, tools=without_names(self.tools, pattern))
+            others = [without_role_names(message, pattern) | {"role": message["role"]} for message in messages]
+            masked = replace(self, tools=without_role_names(self.tools, pattern))
             names = marker.of_unknown_origin(*masked._render([(others, prompted)], now)[0])
         if names:
             raise ChatError(
@@ -387,14 +387,14 @@ class Marker:
             at += length
 
 
-def without_names(value: Any, pattern: re.Pattern[str]) -> Any:
+def without_role_names(value: Any, pattern: re.Pattern[str]) -> Any:
     """Messages or tools with as many other characters in the place of each of the names that `pattern` finds."""
     if isinstance(value, str):
         return pattern.sub(lambda match: "x" * len(match[0]), value)
     if isinstance(value, Mapping):
-        return {without_names(name, pattern): without_names(one, pattern) for name, one in value.items()}
+        return {without_role_names(name, pattern): without_role_names(one, pattern) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [without_names(one, pattern) for one in value]
+        return [without_role_names(one, pattern) for one in value]
     return value
 
 
@@ -411,7 +411,7 @@ def end_of_answer(text: str, markers: Sequence[tuple[int, int, int]], start: int
     return end if text[last:end].strip() else last
 
 
-def parts_between(
+def split_at_markers(
     text: str, markers: Sequence[tuple[int, int, int]], spans: Sequence[tuple[int, int]] = ()
 ) -> list[tuple[str | int, bool]]:
     """The text as texts and special ids in turn, each with whether it lies in one of the spans."""

@@ -53,7 +53,7 @@ def _counted(corpus: Corpus) -> str:
     return f"the bytes in UTF-8 of the text {', '.join(steps)}; {where} has {source.n_bytes:,}"
 
 
-def number_of(document: Document, unit: str) -> int | None:
+def document_number(document: Document, unit: str) -> int | None:
     """The document's number among the rows, or documents, of its file, from 1 on; None where it is no such `unit`."""
     return document.index + 1 if unit_of(document.origin) == unit else None
 

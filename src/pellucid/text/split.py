@@ -27,7 +27,7 @@ from pellucid.text.read.chunks import DocumentError, TextChunk, counted
 from pellucid.text.read.documents import Corpus
 from pellucid.text.read.scan import Documents
 
-PARTS = ("train", "held_out")
+SPLIT_PARTS = ("train", "held_out")
 Rule = Literal["stratified", "documents", "tail", "files"]
 #: at least this many documents of its size must be held out before a whole one is: fewer would not resemble the rest
 FEWEST_DOCUMENTS = 4
@@ -56,15 +56,15 @@ class Split:
 
     def documents(self, part: str) -> Iterator[Iterator[TextChunk]]:
         """The documents of one part, each as an iterator of chunks. Use up each before you ask for the next."""
-        if part not in PARTS:
-            raise DocumentError(f"there is no part {part!r}: choose one of {', '.join(PARTS)}")
+        if part not in SPLIT_PARTS:
+            raise DocumentError(f"there is no part {part!r}: choose one of {', '.join(SPLIT_PARTS)}")
         lengths, cuts = self.corpus.documents.rows["n_characters"], self.cuts
 
         def wanted(k: int) -> bool:
             return cuts[k] > 0 if part == "train" else cuts[k] < lengths[k]
 
         for k, pieces in self.corpus.stream(wanted):
-            yield _between(pieces, *((0, cuts[k]) if part == "train" else (cuts[k], lengths[k])))
+            yield _slice_characters(pieces, *((0, cuts[k]) if part == "train" else (cuts[k], lengths[k])))
 
     def texts(self, part: str) -> Iterator[str]:
         """The text of one part, in chunks, such as a tokenizer is trained on."""
@@ -208,7 +208,7 @@ def _choose_stratified(corpus: Corpus, held_out: float, seed: int) -> tuple[np.n
     hashes, octaves = _hashes(corpus.documents, firsts, seed), np.frexp(sizes)[1]
     for script in np.flatnonzero(np.bincount(scripts)):
         here = np.flatnonzero(scripts == script)
-        small = here[_small_enough(sizes[here], held_out)]
+        small = here[_short_documents_mask(sizes[here], held_out)]
         uncut[small] = True
         order = small[np.lexsort((*(hashed[small] for hashed in hashes), folders[small], octaves[small]))]
         total = seen = 0
@@ -219,7 +219,7 @@ def _choose_stratified(corpus: Corpus, held_out: float, seed: int) -> tuple[np.n
     return chosen[text], uncut[text]
 
 
-def _small_enough(sizes: np.ndarray, held_out: float) -> np.ndarray:
+def _short_documents_mask(sizes: np.ndarray, held_out: float) -> np.ndarray:
     """Mark the texts that may be held out whole: as many of the smallest as possible, none above
     1 / FEWEST_DOCUMENTS of the smaller part.
     """
@@ -258,7 +258,7 @@ CHOICES: dict[str, Callable[[Corpus, float, int], tuple[np.ndarray, np.ndarray]]
 }
 
 
-def _between(pieces: Iterator[TextChunk], start: int, stop: int) -> Iterator[TextChunk]:
+def _slice_characters(pieces: Iterator[TextChunk], start: int, stop: int) -> Iterator[TextChunk]:
     """Characters `start` to `stop` of a document. The document is read to its end, so that a change is noticed."""
     at = 0
     for piece in pieces:

@@ -21,7 +21,7 @@ MOST_WORKERS = 16
 #: how a message gives the length of what follows it
 LENGTH = struct.Struct("<Q")
 
-Item = TypeVar("Item")
+ItemT = TypeVar("ItemT")
 
 
 class WorkerError(ValueError):
@@ -66,10 +66,10 @@ class WorkerPool:
                     pipe.close()  # type: ignore[union-attr]
 
     def answers(
-        self, items: Iterable[Item], message: Callable[[Item], bytes], ahead: int
-    ) -> Iterator[tuple[Item, bytes]]:
+        self, items: Iterable[ItemT], message: Callable[[ItemT], bytes], ahead: int
+    ) -> Iterator[tuple[ItemT, bytes]]:
         """Every item with the answer to its message, in order. At most `ahead` items for each worker are in memory."""
-        waiting: deque[tuple[Item, Future[bytes]]] = deque()
+        waiting: deque[tuple[ItemT, Future[bytes]]] = deque()
         for item in items:
             waiting.append((item, self._threads.submit(self._ask, message, item)))
             if len(waiting) > ahead * self.n:
@@ -78,7 +78,7 @@ class WorkerPool:
         for item, answer in waiting:
             yield item, answer.result()
 
-    def _ask(self, message: Callable[[Item], bytes], item: Item) -> bytes:
+    def _ask(self, message: Callable[[ItemT], bytes], item: ItemT) -> bytes:
         """The answer of this thread's worker, which is started with its first message."""
         if not hasattr(self._own, "process"):
             self._own.process = self._start()

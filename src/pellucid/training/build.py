@@ -17,7 +17,7 @@ from pellucid.model.attention import choose_attention_kernel
 from pellucid.model.lora import first_adapters, start_adapters
 from pellucid.model.weights import (
     check_same_shapes,
-    first_values,
+    initial_values,
     initialise,
     load_state,
     shapes_of,
@@ -27,7 +27,7 @@ from pellucid.model.weights import (
 from pellucid.presets import with_vocabulary
 from pellucid.runs.interrupt import Interruption, Phase
 from pellucid.runs.options import RecipeError, TrainOptions, with_record, with_train
-from pellucid.runs.processes import ALONE, Processes
+from pellucid.runs.processes import SINGLE_PROCESS, Processes
 from pellucid.runs.reporter import PlainReporter
 from pellucid.runs.run_dir import cache_folder, check_cache
 from pellucid.text.chat_template import CHATML, CHATML_MARKERS, ChatTemplate
@@ -42,7 +42,14 @@ from pellucid.text.read.documents import Corpus, read_corpus
 from pellucid.text.read.pairs import Pairs, PairSplit, read_pairs, split_pairs
 from pellucid.text.split import Split, split_corpus
 from pellucid.text.tokenizers.base import MASK
-from pellucid.text.tokenizers.tokenizer import LEARNED, Kind, Tokenizer, TokenizerError, learn_tokenizer, load_tokenizer
+from pellucid.text.tokenizers.tokenizer import (
+    LEARNED,
+    Tokenizer,
+    TokenizerError,
+    TokenizerKind,
+    learn_tokenizer,
+    load_tokenizer,
+)
 from pellucid.text.tokens.conversations import ConversationTokens, prepare_conversations
 from pellucid.text.tokens.pairs import PairTokens, prepare_pairs
 from pellucid.text.tokens.prepare import prepare_tokens
@@ -82,7 +89,7 @@ def make_tokenizer(
     """
     asked = recipe.text.tokenizer
     n_vocab = (recipe.text.vocabulary or default_vocabulary(split.n_bytes)) if asked in LEARNED else None
-    own = asked in get_args(Kind)
+    own = asked in get_args(TokenizerKind)
     if not own and not Path(asked).exists():
         raise RecipeError(
             f"{asked}: there is no such tokenizer; expected bpe, word, char, byte or the path of a tokenizer.json"
@@ -337,7 +344,9 @@ def choose_paths(network: Transformer, recipe: Recipe) -> None:
         recompute_blocks(network)
 
 
-def choose_for_device(network: Transformer, recipe: Recipe, device: torch.device, processes: Processes = ALONE) -> None:
+def choose_for_device(
+    network: Transformer, recipe: Recipe, device: torch.device, processes: Processes = SINGLE_PROCESS
+) -> None:
     """Let one process on a CPU compute what is between matrix products in its own way."""
     choose_step_functions(network, device.type == "cpu" and processes.n == 1 and recipe.train.compile != "yes")
 
@@ -364,7 +373,7 @@ def each_first_value(
     divided among processes, and have no values yet.
     """
     if weights is None:
-        yield from first_values(network, recipe.train.seed, recipe.train.init_std)
+        yield from initial_values(network, recipe.train.seed, recipe.train.init_std)
         return
     parameters = dict(network.named_parameters())
     yield from ((parameters[name], weights[name]) for name in sorted(shapes_of(weights)))

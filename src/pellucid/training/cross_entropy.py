@@ -108,7 +108,7 @@ def _(logits: Tensor, targets: Tensor, log_sums: Tensor, by: Tensor) -> Tensor:
     return torch.empty_like(logits)
 
 
-def keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+def save_for_gradient(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
     """What the gradient needs: the logits themselves, and a number for each row."""
     ctx.save_for_backward(*inputs, output[1])
 
@@ -127,5 +127,5 @@ def refuse(ctx: Any, by: Tensor) -> None:
     )
 
 
-torch.library.register_autograd("pellucid::losses", backward, setup_context=keep)
+torch.library.register_autograd("pellucid::losses", backward, setup_context=save_for_gradient)
 torch.library.register_autograd("pellucid::loss_gradients", refuse)

@@ -17,7 +17,7 @@ from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens
 from pellucid.training.chat import ChatData
-from pellucid.training.objectives import MicroBatch, after_prefix, hide
+from pellucid.training.objectives import MicroBatch, after_prefix, hide_random_tokens
 from pellucid.training.recipe import Recipe
 from pellucid.training.source_target import SourceTargetData
 
@@ -125,7 +125,7 @@ class MaskedData(TokenData):
 
     def hidden(self, tokens: np.ndarray, draws: np.ndarray) -> MicroBatch:
         """These rows with places hidden: inputs, the tokens themselves as targets, and which are scored."""
-        inputs, places = hide(tokens, draws, self.n_hidden(tokens.shape[1]), self.mask_id, self.plain_ids)
+        inputs, places = hide_random_tokens(tokens, draws, self.n_hidden(tokens.shape[1]), self.mask_id, self.plain_ids)
         return MicroBatch(self._tensor(inputs), self._tensor(tokens), counts=self._tensor(places))
 
 

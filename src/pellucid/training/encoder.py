@@ -38,10 +38,10 @@ def with_model_fields(a: Architecture, changes: Mapping[str, Any]) -> Architectu
         return a.with_fields(both)
     decoder = replace(a, encoder=None).with_fields(both)
     followed = {
-        name: value_of(decoder, name)
+        name: field_value(decoder, name)
         for name in architecture_fields()
         if name not in ("dropout", "attention.mask")
-        and value_of(decoder, name) != value_of(a, name) == value_of(a.encoder, name)
+        and field_value(decoder, name) != field_value(a, name) == field_value(a.encoder, name)
     }
     return replace(decoder, encoder=a.encoder.with_fields(followed | own))
 
@@ -60,7 +60,7 @@ def check_encoder(a: Architecture, objective: str) -> None:
         )
 
 
-def value_of(a: Architecture, name: str) -> Any:
+def field_value(a: Architecture, name: str) -> Any:
     """The field with this dotted name."""
     for part in name.split("."):
         a = getattr(a, part)

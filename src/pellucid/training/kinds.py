@@ -50,7 +50,7 @@ def check_chosen(path: Path, options: dict[str, Any], chosen: frozenset[str]) ->
         )
 
 
-def kind_of(run: Path) -> str:
+def run_kind(run: Path) -> str:
     """The kind of a run, one of FUNCTIONS. Raises RecipeError as `recipe_values` does."""
     return recipe_values(run)["options"]["kind"]
 

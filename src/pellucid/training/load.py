@@ -121,7 +121,7 @@ def check_saved(run: Path, recipe: Recipe) -> None:
 TENSORS = Fields({"tensors": ObjectOf(Fields({"shape": ListOf(COUNT)}, needed=("shape",)))}, needed=("tensors",))
 
 
-def keep_first(run: Path, weights: Mapping[str, Tensor]) -> None:
+def save_initial_checkpoint(run: Path, weights: Mapping[str, Tensor]) -> None:
     """Save given weights as the checkpoint of step 0, one tensor after another: the seed alone does not give them."""
     write_checkpoint(run, first_files(weights))
 

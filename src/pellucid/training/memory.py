@@ -22,7 +22,7 @@ from pellucid.parameter_counts import count_parameters
 from pellucid.runs.device import free_bytes
 from pellucid.runs.optimizer import OptimizerName, optimizer_of
 from pellucid.runs.options import RecipeError
-from pellucid.runs.processes import ALONE, Processes
+from pellucid.runs.processes import SINGLE_PROCESS, Processes
 from pellucid.runs.shards import FLOAT32_BYTES
 from pellucid.training.build import n_logits
 from pellucid.training.config import AdapterOptions
@@ -173,7 +173,7 @@ def first_in_chunks(recipe: Recipe) -> int:
     return -(-MANY_LOGITS // (recipe.model.n_ctx * recipe.model.n_vocab))
 
 
-def check_memory(recipe: Recipe, device: torch.device, processes: Processes = ALONE) -> None:
+def check_memory(recipe: Recipe, device: torch.device, processes: Processes = SINGLE_PROCESS) -> None:
     """Raise RecipeError for a run that does not fit into memory, even if it needs the ERROR of the formula less; before
     anything is allocated.
 

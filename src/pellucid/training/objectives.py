@@ -177,7 +177,7 @@ def with_dropout_by_sample(network: Transformer, loss: Loss) -> Loss:
     return sampled
 
 
-def hide(
+def hide_random_tokens(
     tokens: np.ndarray, draws: np.ndarray, n_hidden: int, mask_id: int, plain_ids: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokens with `n_hidden` places of each row hidden, and which places those are; both [batch, pos].

@@ -180,7 +180,7 @@ class Cluster(Processes):
 
     def divided(self, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         owners = {name: parameters.get(name.partition("/")[0]) for name in tensors}
-        return {name: part_like(x, owners[name]) for name, x in tensors.items()}
+        return {name: local_shard(x, owners[name]) for name, x in tensors.items()}
 
     @contextmanager
     def plain(self, trainable: TransformerTrainable) -> Iterator[None]:
@@ -200,11 +200,11 @@ class Cluster(Processes):
         return x.to_local() if isinstance(x, DTensor) else x
 
     def whole_matrices(self, parts: Tensor, matrices: Sequence[Tensor]) -> Tensor:
-        return torch.stack([whole_like(x, matrix) for x, matrix in zip(parts, matrices, strict=True)])
+        return torch.stack([gather_full(x, matrix) for x, matrix in zip(parts, matrices, strict=True)])
 
     def parts_of(self, whole: Tensor, matrices: Sequence[Tensor]) -> Tensor:
         pairs = zip(whole, matrices, strict=True)
-        return torch.stack([self.local_part(part_like(x, matrix)) for x, matrix in pairs])
+        return torch.stack([self.local_part(local_shard(x, matrix)) for x, matrix in pairs])
 
     def hang_error(self, error: RuntimeError) -> HangError | None:
         """What to say of an error that a timeout raised: which processes do not answer. None for other errors."""
@@ -412,7 +412,7 @@ def give_memory(trainable: TransformerTrainable) -> None:
     trainable.network.to_empty(device=trainable.device)
     with torch.no_grad():
         for p, values in trainable.each_first_value():
-            p.copy_(part_like(values, p))
+            p.copy_(local_shard(values, p))
             del values  # before the next tensor is read
 
 
@@ -461,7 +461,7 @@ def divide_layers(network: Transformer, mesh: DeviceMesh) -> None:
     rank, n = mesh.get_local_rank(), mesh.size()
     for name, module in network.named_modules():
         if isinstance(module, SampledDropout) and name != "embed.dropout":
-            module.register_forward_pre_hook(partial(number_from, rank))
+            module.register_forward_pre_hook(partial(number_dropout_from, rank))
         if isinstance(module, Table) and isinstance(module.values, DTensor):
             module.values = module.values.to_local()  # what surrounds it computes with plain tensors
         if isinstance(module, Alibi):
@@ -469,7 +469,7 @@ def divide_layers(network: Transformer, mesh: DeviceMesh) -> None:
             module.values = module.values.chunk(n)[rank]
 
 
-def number_from(rank: int, dropout: SampledDropout, inputs: tuple[Tensor]) -> None:
+def number_dropout_from(rank: int, dropout: SampledDropout, inputs: tuple[Tensor]) -> None:
     """Number the heads, or the positions, of this process as those of the whole tensor, axis 1 of which is divided."""
     dropout.first = rank * inputs[0].size(1)
 
@@ -546,14 +546,14 @@ def whole_without_gradient(module: nn.Module, inputs: tuple[Any, ...], output: D
     return output if torch.is_grad_enabled() else output.full_tensor()
 
 
-def part_like(x: Tensor, owner: Tensor | None) -> Tensor:
+def local_shard(x: Tensor, owner: Tensor | None) -> Tensor:
     """What this process holds of x where `owner`, of the same shape, is divided; x itself elsewhere."""
     if not isinstance(owner, DTensor) or x.shape != owner.shape:
         return x
     return distribute_tensor(x.to(owner.device), owner.device_mesh, owner.placements, src_data_rank=None)
 
 
-def whole_like(part: Tensor, owner: Tensor) -> Tensor:
+def gather_full(part: Tensor, owner: Tensor) -> Tensor:
     """The whole tensor of which this process holds `part`, divided as `owner` is."""
     if not isinstance(owner, DTensor):
         return part

@@ -38,7 +38,7 @@ from pellucid.runs.options import (
 from pellucid.runs.recipe_changes import changed_options, flat
 from pellucid.text.read.conversations import holds_conversations
 from pellucid.text.read.find import ReadOptions
-from pellucid.text.tokenizers.tokenizer import Kind
+from pellucid.text.tokenizers.tokenizer import TokenizerKind
 from pellucid.training.config import ADAPTING, CONTINUING, AdapterOptions, Base, ParallelOptions
 from pellucid.training.config import TextOptions as TextOptions
 from pellucid.training.encoder import PREFIX, check_encoder, with_encoder, with_model_fields
@@ -100,13 +100,13 @@ class Recipe(TextRecipe):
         return self.record.tokens_per_row or self.model.n_ctx
 
 
-PARTS = {"text": TextOptions, "train": TrainOptions, "adapt": AdapterOptions, "parallel": ParallelOptions}
+OPTION_CLASSES = {"text": TextOptions, "train": TrainOptions, "adapt": AdapterOptions, "parallel": ParallelOptions}
 
 
 def recipe_fields() -> list[str]:
     """The dotted name of every field that --set takes."""
     return [f"model.{n}" for n in architecture_fields()] + [
-        f"{p}.{f.name}" for p, c in PARTS.items() for f in fields(c)
+        f"{p}.{f.name}" for p, c in OPTION_CLASSES.items() for f in fields(c)
     ]
 
 
@@ -128,7 +128,7 @@ def make_recipe(
     else:
         name, from_file = _preset_and_fields(preset_name, start)
         base = Recipe(inputs=inputs, model=preset(name or "small"))
-        recipe = with_fields(base, with_objective(inputs, with_changes(from_file, changes)))
+        recipe = with_fields(base, with_objective(inputs, recipe_with_changes(from_file, changes)))
     check_tokenizer(recipe.text)
     check_effect(recipe, changes)
     return recipe
@@ -146,8 +146,8 @@ def with_objective(inputs: tuple[str, ...], changes: dict[str, Any]) -> dict[str
 
 def check_tokenizer(text: TextOptions) -> None:
     """Raise RecipeError for a tokenizer that is neither a known kind nor an existing file."""
-    if text.tokenizer not in typing.get_args(Kind) and not Path(text.tokenizer).exists():
-        near = difflib.get_close_matches(text.tokenizer, typing.get_args(Kind), 1)
+    if text.tokenizer not in typing.get_args(TokenizerKind) and not Path(text.tokenizer).exists():
+        near = difflib.get_close_matches(text.tokenizer, typing.get_args(TokenizerKind), 1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise RecipeError(
             f"{text.tokenizer}: there is no such tokenizer; {hint}expected bpe, word, char, byte or the path of a "
@@ -167,7 +167,7 @@ def make_recipe_on(
     name, from_start = _preset_and_fields(None, start, has_model=True)
     objective = "source-target" if architecture.encoder else MASK_OBJECTIVE[architecture.attention.mask]
     base = with_train(Recipe(inputs=inputs, model=architecture), objective=objective)
-    given = with_changes(from_start, changes)
+    given = recipe_with_changes(from_start, changes)
     asked = with_objective(inputs, given)
     check_objective_on(objective, asked, changes, from_start)
     made = with_fields(base, {**CONTINUING, **asked})
@@ -260,7 +260,7 @@ def without_vocabulary_size(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name.rpartition(".")[2] != "n_vocab"}
 
 
-def with_changes(from_recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def recipe_with_changes(from_recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a recipe with `changes` over them: files to hold out replace the recipe's share and its rule of
     choosing it, and a share replaces its files.
     """
@@ -303,9 +303,12 @@ def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         full = full_name(name)
         named.pop(full, None)  # the last one wins: `dropout` sets all of dropout.*
         named[full] = value
-    of = {p: {n.partition(".")[2]: v for n, v in named.items() if n.startswith(f"{p}.")} for p in ("model", *PARTS)}
+    of = {
+        p: {n.partition(".")[2]: v for n, v in named.items() if n.startswith(f"{p}.")}
+        for p in ("model", *OPTION_CLASSES)
+    }
     of["text"] = settle_held_out(recipe.text, of["text"])
-    parts = {p: overlaid(getattr(recipe, p), of[p], p) for p in PARTS}
+    parts = {p: overlaid(getattr(recipe, p), of[p], p) for p in OPTION_CLASSES}
     model = {"attention.mask": OBJECTIVE_MASK[parts["train"].objective]} if "objective" in of["train"] else {}
     base = with_encoder(recipe.model) if parts["train"].objective == "source-target" else recipe.model
     model = with_model_fields(base, model | mlp_width(base, of["model"]) | of["model"])
@@ -394,7 +397,7 @@ def check_changes(changes: Mapping[str, Any], start: Recipe | Path | None = None
     """
     check_given_once(changes, full_name)
     _, from_start = _preset_and_fields(None, start)
-    named = {full_name(name): value for name, value in with_changes(from_start, changes).items()}
+    named = {full_name(name): value for name, value in recipe_with_changes(from_start, changes).items()}
     of_training = {name: value for name, value in named.items() if not name.startswith("model.")}
     checked = with_fields(Recipe(inputs=(), model=preset("small")), with_objective(inputs, of_training))
     if checked.train.mix == "auto":
@@ -431,7 +434,7 @@ def overlay(
     """
     name, from_start = _preset_and_fields(preset_name, start)
     base, t = recipe if name is None else replace(recipe, model=preset(name, recipe.model.n_vocab)), recipe.train
-    named = {full_name(n): v for n, v in with_changes(from_start, changes).items()}
+    named = {full_name(n): v for n, v in recipe_with_changes(from_start, changes).items()}
     asked = {name: value for name, value in named.items() if not (name in OPEN and is_auto(value))}
     sizes = [str(asked.get("train.batch")), str(asked.get("train.accumulate", 1))]
     rows = t.batch and t.batch * (t.accumulate or 1)
@@ -452,7 +455,7 @@ def overlay(
 def _with_unchecked(recipe: Recipe, asked: Mapping[str, Any]) -> Recipe:
     """A copy with these fields changed, without checking that they go together; fields of the model are left out."""
     parts = {}
-    for part, kind in PARTS.items():
+    for part, kind in OPTION_CLASSES.items():
         hints = typing.get_type_hints(kind)
         own = {n.removeprefix(f"{part}."): v for n, v in asked.items() if n.startswith(f"{part}.")}
         parsed = {name: parse_value(f"{part}.{name}", value, hints[name]) for name, value in own.items()}
@@ -463,7 +466,7 @@ def _with_unchecked(recipe: Recipe, asked: Mapping[str, Any]) -> Recipe:
 #: the fields that a run decides where they are auto
 OPEN = {
     f"{part}.{name}"
-    for part, kind in PARTS.items()
+    for part, kind in OPTION_CLASSES.items()
     for name, hint in field_hints(kind).items()
     if types.NoneType in typing.get_args(hint)
 }

@@ -65,7 +65,7 @@ def laid_out_as(x: Tensor, like: Tensor) -> Tensor:
     return x if x.stride() == like.stride() else torch.empty_like(like, dtype=x.dtype).copy_(x)
 
 
-def once(backward: Callable) -> Callable:
+def refuse_double_backward(backward: Callable) -> Callable:
     """Refuse to compute a gradient that is to be differentiated, which PyTorch would take for a constant."""
 
     @wraps(backward)
@@ -94,7 +94,7 @@ class RMSNormFunction(Function):
         return y
 
     @staticmethod
-    @once
+    @refuse_double_backward
     def backward(ctx: Any, by: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, gain, inverses = ctx.saved_tensors
         n, by_x = x.size(-1), torch.empty_like(x)
@@ -114,7 +114,7 @@ class RotationFunction(Function):
         return RotationFunction.turned(x, cos, sin, 1.0)
 
     @staticmethod
-    @once
+    @refuse_double_backward
     def backward(ctx: Any, by: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return RotationFunction.turned(in_rows(by), cos, sin, -1.0), None, None
@@ -140,7 +140,7 @@ class CausalPattern(Function):
         return pattern
 
     @staticmethod
-    @once
+    @refuse_double_backward
     def backward(ctx: Any, by: Tensor) -> Tensor:
         (pattern,) = ctx.saved_tensors
         result, n = torch.empty_like(pattern), pattern.size(-1)
@@ -160,7 +160,7 @@ class SiLUGate(Function):
         return y
 
     @staticmethod
-    @once
+    @refuse_double_backward
     def backward(ctx: Any, by: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         by_gate, by_up = torch.empty_like(gate), torch.empty_like(up)

@@ -27,7 +27,7 @@ def held_out_fields(held_out: HeldOut) -> dict[str, Any]:
     """
     single = isinstance(held_out, float | int | str | os.PathLike)
     given: list[Any] = [held_out] if single else list(held_out)  # type: ignore[arg-type]
-    shares = [value for value in given if _is_number(value)]
+    shares = [value for value in given if _is_plain_number(value)]
     if shares and len(given) > 1:
         raise RecipeError(
             f"{', '.join(map(str, given))} cannot all be held out: give one share of the text, or files and folders of "
@@ -47,7 +47,7 @@ def add_held_out(fields: Mapping[str, Any], held_out: HeldOut | None) -> dict[st
     return {**fields, **asked}
 
 
-def _is_number(value: Any) -> bool:
+def _is_plain_number(value: Any) -> bool:
     if isinstance(value, os.PathLike):
         return False
     try:

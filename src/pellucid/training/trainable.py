@@ -17,7 +17,7 @@ from pellucid.runs.interrupt import Interruption, Phase
 from pellucid.runs.length import plan_in_time
 from pellucid.runs.measure import measure_step
 from pellucid.runs.pace import Pace
-from pellucid.runs.processes import ALONE, Processes
+from pellucid.runs.processes import SINGLE_PROCESS, Processes
 from pellucid.runs.reporter import PlainReporter
 from pellucid.runs.run_dir import DATA
 from pellucid.runs.trainable import BatchLoss, HeldOutSums, Trainable
@@ -49,7 +49,7 @@ from pellucid.training.build import (
 from pellucid.training.chat import epoch_targets
 from pellucid.training.data import make_data
 from pellucid.training.expert_use import ExpertUse
-from pellucid.training.load import as_trained, keep_base, keep_first
+from pellucid.training.load import as_trained, keep_base, save_initial_checkpoint
 from pellucid.training.memory import check_memory
 from pellucid.training.objectives import MicroBatch, autocast, losses_and_hits, with_dropout_by_sample
 from pellucid.training.recipe import Recipe, TextRecipeT
@@ -123,7 +123,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
         weights: Weights | None = None,
         checks: PreRunChecks | None = None,
         choose_sizes: ChooseSizes | None = None,
-        processes: Processes = ALONE,
+        processes: Processes = SINGLE_PROCESS,
         trust: Trust = False,
     ):
         self.recipe, self.sampler, self.weights, self.processes = recipe, sampler, weights, processes
@@ -214,7 +214,7 @@ class TransformerTrainable(TextTrainable[Recipe]):
         if isinstance(self.tokens, ConversationTokens):
             write_chat_template(folder, self.tokens.template, self.tokenizer.named_end)
         if self.weights is not None and not self.recipe.adapt.rank:
-            keep_first(folder, self.weights)
+            save_initial_checkpoint(folder, self.weights)
         if self.recipe.adapt.rank:
             keep_base(self.recipe.record.base)
 

@@ -15,7 +15,7 @@ from pellucid.verify.long_row import Compute, engine_computation, first_differen
 from pellucid.verify.report import Difference
 
 #: the value in the joined tensors where a piece has no column for a later key
-LATER = {"scores": -torch.inf, "pattern": 0.0}
+MASKED_VALUE = {"scores": -torch.inf, "pattern": 0.0}
 
 
 def compare_cached(s: Subject, tokens: Tensor, sizes: Sequence[int]) -> tuple[Difference | None, float]:
@@ -56,6 +56,6 @@ def _joined(name: str, pieces: Sequence[Tensor], n: int) -> Tensor:
     order, kind = axes(name), name.rpartition(".")[2]
     if ".cross." in name and "i" not in order:
         return pieces[-1]  # keys and values of the source, which the cache holds since the first piece
-    if kind in LATER and ".cross." not in name:
-        pieces = [F.pad(piece, (0, n - piece.size(-1)), value=LATER[kind]) for piece in pieces]
+    if kind in MASKED_VALUE and ".cross." not in name:
+        pieces = [F.pad(piece, (0, n - piece.size(-1)), value=MASKED_VALUE[kind]) for piece in pieces]
     return torch.cat(list(pieces), order.index("i" if "i" in order else "j"))

@@ -14,7 +14,7 @@ from pellucid.model import OFF, Tap, Transformer
 from pellucid.model.mask import padding_mask
 from pellucid.tensor_names import axes
 
-ALL = slice(None)
+ALL_ROWS = slice(None)
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class ReferenceText:
     positions: Tensor | None = None
     mask: Tensor | None = None
     source_mask: Tensor | None = None
-    columns: slice = field(default_factory=lambda: ALL)
-    source_columns: slice = field(default_factory=lambda: ALL)
+    columns: slice = field(default_factory=lambda: ALL_ROWS)
+    source_columns: slice = field(default_factory=lambda: ALL_ROWS)
 
 
 @dataclass(frozen=True)
-class Case:
+class NetworkCall:
     """One call of a network.
 
     name    what is special about it
@@ -67,16 +67,16 @@ class Case:
         return network(self.tokens.to(device), tap=tap, **inputs).cpu()
 
 
-def single_text(a: Architecture, tokens: Tensor, name: str = "", **more_inputs: Tensor) -> Case:
+def single_text(a: Architecture, tokens: Tensor, name: str = "", **more_inputs: Tensor) -> NetworkCall:
     """A call with one text [1, n], with the inputs that the architecture needs and `more_inputs`."""
     inputs: dict[str, Any] = {} if a.encoder is None else {"source": source_of(a, tokens)}
     if a.n_segments:
         inputs["segments"] = segments(a, tokens.size(1))
     inputs |= more_inputs
-    return Case(name, tokens, inputs, (ReferenceText(tokens, **inputs),))
+    return NetworkCall(name, tokens, inputs, (ReferenceText(tokens, **inputs),))
 
 
-def padded_batch(a: Architecture, texts: Sequence[Tensor], side: str) -> Case:
+def padded_batch(a: Architecture, texts: Sequence[Tensor], side: str) -> NetworkCall:
     """Texts [1, n] of different lengths in one call, padded on the `left` (as generation does) or on the `right`.
 
     The padding consists of tokens, so that a network that reads it gives other numbers. Sources are padded on the
@@ -103,11 +103,11 @@ def padded_batch(a: Architecture, texts: Sequence[Tensor], side: str) -> Case:
             kinds[r] if kinds else None,
             sources[r] if sources else None,
             columns=columns[r],
-            source_columns=source_columns[r] if sources else ALL,
+            source_columns=source_columns[r] if sources else ALL_ROWS,
         )
         for r, text in enumerate(texts)
     ]
-    return Case(f"a batch padded on the {side}", tokens, inputs, tuple(rows))
+    return NetworkCall(f"a batch padded on the {side}", tokens, inputs, tuple(rows))
 
 
 def padding_inputs(a: Architecture, columns: Sequence[slice], width: int, side: str) -> dict[str, Tensor]:
@@ -172,13 +172,13 @@ class TextSlice:
         """
         own = self.columns(name)
         if has_key_axis(name):
-            own["j"] = ALL
-        return value[(slice(self.row, self.row + 1), *(own.get(axis, ALL) for axis in axes(name)[1:]))]
+            own["j"] = ALL_ROWS
+        return value[(slice(self.row, self.row + 1), *(own.get(axis, ALL_ROWS) for axis in axes(name)[1:]))]
 
     def with_all_keys(self, name: str, value: np.ndarray, n_keys: int) -> np.ndarray:
         """A tensor of the text alone, with all n_keys keys of the call: other keys get score -inf and weight 0."""
-        keys = self.columns(name).get("j", ALL)
-        if not has_key_axis(name) or keys == ALL:
+        keys = self.columns(name).get("j", ALL_ROWS)
+        if not has_key_axis(name) or keys == ALL_ROWS:
             return value
         values = np.full((*value.shape[:-1], n_keys), -np.inf if name.endswith(".scores") else 0.0)
         values[..., keys] = value

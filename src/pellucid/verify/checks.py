@@ -20,18 +20,18 @@ from pellucid.tensor_names import names
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
 from pellucid.verify.cached import cached_computation, compare_cached
-from pellucid.verify.cases import Case, padded_batch, single_text, source_of
+from pellucid.verify.cases import NetworkCall, padded_batch, single_text, source_of
 from pellucid.verify.comparison import (
     Subject,
     compare_case,
     compare_gradients,
-    first_wrong,
+    first_difference_beyond_rounding,
     reference_tensors,
     run_engine,
 )
 from pellucid.verify.coverage import MAX_BATCH_TOKENS, far_positions
 from pellucid.verify.long_row import engine_computation, first_difference, keep_last_result, reference_computation
-from pellucid.verify.report import TOLERANCE, Difference, Result
+from pellucid.verify.report import TOLERANCE, Difference, LawResult
 from pellucid.verify.windows import compare_masks
 
 #: the number of tokens that gradients are computed on
@@ -40,43 +40,43 @@ GRADIENT_TOKENS = 6
 MAX_GRADIENT_PARAMETERS = 200_000_000
 
 
-def check_forward(tensors: Sequence[Difference], problem: Result | None) -> Result:
+def check_forward(tensors: Sequence[Difference], problem: LawResult | None) -> LawResult:
     """Engine = reference on the prompts, tensor by tensor, logits and loss.
 
     problem   why the tensors could not be compared, None if they were
     """
     if problem is not None:
         return problem
-    first = first_wrong(tensors)
+    first = first_difference_beyond_rounding(tensors)
     if first is not None:
         n = sum(not t.small for t in tensors)
-        return Result(False, f"{first.name}: {first}; {n} of {len(tensors)} tensors differ", first.name)
+        return LawResult(False, f"{first.name}: {first}; {n} of {len(tensors)} tensors differ", first.name)
     largest = max(tensors, key=lambda t: t.size)
-    return Result(True, f"{len(tensors)} tensors, at most {largest} ({largest.name})")
+    return LawResult(True, f"{len(tensors)} tensors, at most {largest} ({largest.name})")
 
 
-def check_gradients(s: Subject) -> Result:
+def check_gradients(s: Subject) -> LawResult:
     """The gradient of the loss with respect to every weight, on a few tokens, in float64."""
     if sum(p.numel() for p in s.exact.parameters()) > MAX_GRADIENT_PARAMETERS:
-        return Result(None, f"not taken of more than {MAX_GRADIENT_PARAMETERS:,} parameters")
+        return LawResult(None, f"not taken of more than {MAX_GRADIENT_PARAMETERS:,} parameters")
     if s.longest.size(1) < 2:
-        return Result(None, "needs two tokens")
+        return LawResult(None, "needs two tokens")
     differences = compare_gradients(s, GRADIENT_TOKENS)
     # backpropagation starts at the end: all gradients after the last one that differs are right
-    last, worst = first_wrong(differences[::-1]), max(differences, key=lambda d: d.size)
+    last, worst = first_difference_beyond_rounding(differences[::-1]), max(differences, key=lambda d: d.size)
     if last is None:
-        return Result(True, f"{len(differences)} weights, at most {worst} ({worst.name})")
+        return LawResult(True, f"{len(differences)} weights, at most {worst} ({worst.name})")
     n = sum(not d.small for d in differences)
-    return Result(False, f"{last.name}: {last}; {n} of {len(differences)} weights' differ, this the last")
+    return LawResult(False, f"{last.name}: {last}; {n} of {len(differences)} weights' differ, this the last")
 
 
-def check_long_row(s: Subject) -> Result:
+def check_long_row(s: Subject) -> LawResult:
     """Many tokens, at once and through a cache: the residual stream after every block, and all tensors of a block in
     which it differs.
     """
     n, worst = s.n_row, 0.0
     if n <= s.longest.size(1):
-        return Result(None, f"the prompts are as long as can be read in a row: {s.longest.size(1)} tokens")
+        return LawResult(None, f"the prompts are as long as can be read in a row: {s.longest.size(1)} tokens")
     case = single_text(s.a, random_tokens(s.a, n, seed=2))
     expected = keep_last_result(reference_computation(s.a, s.weights, case))
     engine = {f"{n} tokens": engine_computation(s.exact, case)}
@@ -87,10 +87,10 @@ def check_long_row(s: Subject) -> Result:
         if first is not None:
             return _failed_at(first, name)
         worst = max(worst, distance)
-    return Result(True, f"{' and '.join(engine)}, the stream and the logits within {worst:.1e}")
+    return LawResult(True, f"{' and '.join(engine)}, the stream and the logits within {worst:.1e}")
 
 
-def check_far_positions(s: Subject) -> Result:
+def check_far_positions(s: Subject) -> LawResult:
     """Tokens at positions spread over the whole context, from its last position to its first."""
     positions = far_positions(s.a.n_ctx, s.n_row, s.longest.size(1))
     name = f"{len(positions)} positions up to {s.a.n_ctx - 1}"
@@ -98,7 +98,7 @@ def check_far_positions(s: Subject) -> Result:
     return _compare_calls(s, [case], f"{name}: every tensor")
 
 
-def check_masks_up_to_context(s: Subject) -> Result:
+def check_masks_up_to_context(s: Subject) -> LawResult:
     """Every layer's mask at the edges of its window and at the end of the context, without running attention."""
     worst, layers = 0.0, set()
     for difference in compare_masks(s.exact, s.weights):
@@ -106,10 +106,10 @@ def check_masks_up_to_context(s: Subject) -> Result:
             return _failed_at(difference)
         worst = max(worst, difference.size)
         layers.add(difference.name)
-    return Result(True, f"{len(layers)} layers' masks, within {worst:.1e}")
+    return LawResult(True, f"{len(layers)} layers' masks, within {worst:.1e}")
 
 
-def check_batch(s: Subject) -> Result:
+def check_batch(s: Subject) -> LawResult:
     """Texts of different lengths in one call, padded on either side: each equals the reference of the text alone."""
     n = min(s.longest.size(1), MAX_BATCH_TOKENS)
     lengths = ((n + 1) // 2, n, 1)
@@ -118,20 +118,20 @@ def check_batch(s: Subject) -> Result:
     return _compare_calls(s, cases, f"rows of {', '.join(map(str, lengths))} tokens, padded left and right,")
 
 
-def _compare_calls(s: Subject, cases: Sequence[Case], description: str) -> Result:
+def _compare_calls(s: Subject, cases: Sequence[NetworkCall], description: str) -> LawResult:
     """Compare every tensor of calls that read the same texts."""
     expected, worst = [reference_tensors(s.a, s.weights, row) for row in cases[0].rows], 0.0
     for case in cases:
         differences = compare_case(s.exact, case, expected)
-        if (first := first_wrong(differences)) is not None:
+        if (first := first_difference_beyond_rounding(differences)) is not None:
             return _failed_at(first, case.name)
         worst = max(worst, *(d.size for d in differences))
-    return Result(True, f"{description} within {worst:.1e}")
+    return LawResult(True, f"{description} within {worst:.1e}")
 
 
-def _failed_at(difference: Difference, where: str = "") -> Result:
+def _failed_at(difference: Difference, where: str = "") -> LawResult:
     """The result of a law that a tensor breaks."""
-    return Result(False, f"{where and f'{where}: '}{difference.name}: {difference}", difference.name)
+    return LawResult(False, f"{where and f'{where}: '}{difference.name}: {difference}", difference.name)
 
 
 def random_tokens(a: Architecture, n: int, seed: int) -> Tensor:
@@ -139,7 +139,7 @@ def random_tokens(a: Architecture, n: int, seed: int) -> Tensor:
     return torch.randint(0, a.n_vocab, (1, n), generator=torch.Generator().manual_seed(seed))
 
 
-def check_causality(s: Subject) -> Result:
+def check_causality(s: Subject) -> LawResult:
     """Later tokens change no earlier logits of a text of one length: bitwise, and to rounding in a mixture of experts.
 
     An expert multiplies the rows of all tokens that choose it at once, so that a later token changes how many rows a
@@ -147,9 +147,9 @@ def check_causality(s: Subject) -> Result:
     """
     n = s.longest.size(1)
     if s.a.attention.mask == "bidirectional":
-        return Result(None, "attention.mask = bidirectional: every position reads all")
+        return LawResult(None, "attention.mask = bidirectional: every position reads all")
     if n < 2:
-        return Result(None, "needs two tokens")
+        return LawResult(None, "needs two tokens")
     positions = sorted({1, n // 2, n - 1} - {0})
     # the encoder's input stays as it is
     source: dict[str, Any] = {} if s.a.encoder is None else {"source": source_of(s.a, s.longest)}
@@ -161,26 +161,26 @@ def check_causality(s: Subject) -> Result:
         after = single_text(s.a, changed, **source).run(network).nan_to_num(1e30)
         moved = ((before - after).abs()[0] > allowed).any(-1).nonzero().flatten().tolist()
         if moved and moved[0] < position:
-            return Result(False, f"tokens from position {position} on change the logits of position {moved[0]}")
+            return LawResult(False, f"tokens from position {position} on change the logits of position {moved[0]}")
     how = "moves by more than rounding in float64" if s.a.mlp.experts else "moves, bitwise"
-    return Result(True, f"no earlier logit {how}: tokens changed from {', '.join(map(str, positions))} on")
+    return LawResult(True, f"no earlier logit {how}: tokens changed from {', '.join(map(str, positions))} on")
 
 
-def check_silent_taps(s: Subject) -> Result:
+def check_silent_taps(s: Subject) -> LawResult:
     """Recording every tensor changes no logit, bitwise."""
     recorded, plain = run_engine(s.network, s.longest, tap=Recorder(names(s.a))), run_engine(s.network, s.longest)
     same = _same_bits(recorded, plain)
     measured = (
         "every tensor kept, logits the same bitwise" if same else f"logits move by {_relative_gap(recorded, plain):.1e}"
     )
-    return Result(same, measured)
+    return LawResult(same, measured)
 
 
-def check_cached_reading(s: Subject) -> Result:
+def check_cached_reading(s: Subject) -> LawResult:
     """A cache gives the same tensors, however a text is split."""
     n, worst = s.longest.size(1), 0.0
     if s.a.attention.mask == "bidirectional":
-        return Result(None, "attention.mask = bidirectional: nothing can be cached")
+        return LawResult(None, "attention.mask = bidirectional: nothing can be cached")
     # a cache does not go on where a longer text has other frequencies
     longer, n = n, min(n, s.a.frequency_border or n)
     splits = {"token by token": [1] * n, "in halves": [n // 2, n - n // 2], "all but the last": [n - 1, 1]}
@@ -191,32 +191,34 @@ def check_cached_reading(s: Subject) -> Result:
         if first is not None:
             return _failed_at(first, f"read {how}")
         worst = max(worst, distance)
-    return Result(True, f"{len(splits)} ways to split {longer} tokens, at most {worst:.1e}")
+    return LawResult(True, f"{len(splits)} ways to split {longer} tokens, at most {worst:.1e}")
 
 
-def check_text_round_trip(s: Subject) -> Result:
+def check_text_round_trip(s: Subject) -> LawResult:
     """decode(encode(text)) = text, no special id comes from text, and every id has its row in the embedding."""
     if s.tokenizer is None:
-        return Result(None, "there is no tokenizer")
+        return LawResult(None, "there is no tokenizer")
     if s.tokenizer.n_vocab > s.a.n_vocab:
-        return Result(False, f"{s.tokenizer.n_vocab} ids for an embedding of {s.a.n_vocab} rows")
+        return LawResult(False, f"{s.tokenizer.n_vocab} ids for an embedding of {s.a.n_vocab} rows")
     special, foreign = set(s.tokenizer.special.values()) - {s.tokenizer.unknown}, 0
     for prompt in s.prompts:
         ids = s.tokenizer.encode(prompt)
         if special & set(ids):
-            return Result(False, f"{_short(prompt)} yields a special id")
+            return LawResult(False, f"{_shortened_text(prompt)} yields a special id")
         if s.tokenizer.unknown in ids:
             foreign += 1
         elif s.tokenizer.lossless and s.tokenizer.decode(ids) != prompt:
-            return Result(False, f"{_short(prompt)} comes back as {_short(s.tokenizer.decode(ids))}")
+            return LawResult(
+                False, f"{_shortened_text(prompt)} comes back as {_shortened_text(s.tokenizer.decode(ids))}"
+            )
     if not s.tokenizer.lossless:
-        return Result(None, f"this tokenizer ({s.tokenizer.kind}) changes text before it cuts it")
+        return LawResult(None, f"this tokenizer ({s.tokenizer.kind}) changes text before it cuts it")
     exact = len(s.prompts) - foreign
     note = f"; {foreign} with characters outside the vocabulary" if foreign else ""
-    return Result(True if exact else None, f"{exact} of {len(s.prompts)} prompts came back exactly{note}")
+    return LawResult(True if exact else None, f"{exact} of {len(s.prompts)} prompts came back exactly{note}")
 
 
-def check_save_and_load(s: Subject) -> Result:
+def check_save_and_load(s: Subject) -> LawResult:
     """A network loaded from files alone gives the same logits, bitwise, and its tokenizer the same ids."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
@@ -225,16 +227,16 @@ def check_save_and_load(s: Subject) -> Result:
         try:
             again = _reload(s, path)
         except ValueError as error:
-            return Result(False, str(error).replace(str(path), path.name))
+            return LawResult(False, str(error).replace(str(path), path.name))
         loaded, own = run_engine(again, s.longest), run_engine(s.network, s.longest)
         if not _same_bits(loaded, own):
-            return Result(False, f"the loaded network's logits differ by {_relative_gap(loaded, own):.1e}")
+            return LawResult(False, f"the loaded network's logits differ by {_relative_gap(loaded, own):.1e}")
         if s.tokenizer is not None and not isinstance(s.tokenizer, IdTokenizer):  # which has no file
             s.tokenizer.save(folder)
             tokenizer = load_tokenizer(folder, trust=True)  # it is running already
             if any(tokenizer.encode(text) != s.tokenizer.encode(text) for text in s.prompts):
-                return Result(False, "the loaded tokenizer gives other ids")
-    return Result(True, f"{size:,} bytes, logits the same bitwise")
+                return LawResult(False, "the loaded tokenizer gives other ids")
+    return LawResult(True, f"{size:,} bytes, logits the same bitwise")
 
 
 def _reload(s: Subject, path: Path) -> Transformer:
@@ -258,19 +260,19 @@ def _relative_gap(actual: Tensor, expected: Tensor) -> float:
     return ((actual - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
 
 
-def _short(text: str) -> str:
+def _shortened_text(text: str) -> str:
     """At most 24 characters of a text, as Python writes it."""
     return ascii(text if len(text) <= 24 else text[:24] + "...")
 
 
-REFERENCE_CHECKS: dict[str, Callable[[Subject], Result]] = {
+REFERENCE_CHECKS: dict[str, Callable[[Subject], LawResult]] = {
     "gradient = reference": check_gradients,
     "a long row = reference": check_long_row,
     "later positions = reference": check_far_positions,
     "masks up to n_ctx = reference": check_masks_up_to_context,
     "a batch = its rows": check_batch,
 }
-MODEL_CHECKS: dict[str, Callable[[Subject], Result]] = {
+MODEL_CHECKS: dict[str, Callable[[Subject], LawResult]] = {
     "causality": check_causality,
     "a tap changes nothing": check_silent_taps,
     "cached = uncached": check_cached_reading,

@@ -19,7 +19,7 @@ from pellucid.reference.tap import TensorRecorder as ReferenceTap
 from pellucid.reference.weights import weight_shapes
 from pellucid.tensor_names import names
 from pellucid.text.tokenizers.base import Tokenizer
-from pellucid.verify.cases import Case, ReferenceText, TextSlice, single_text
+from pellucid.verify.cases import NetworkCall, ReferenceText, TextSlice, single_text
 from pellucid.verify.report import TOLERANCE, Difference
 
 Weights = Mapping[str, np.ndarray]
@@ -113,7 +113,7 @@ def _chunks(one: np.ndarray, other: np.ndarray) -> Iterator[tuple[np.ndarray, np
         yield one[start : start + COMPARED_AT_ONCE], other[start : start + COMPARED_AT_ONCE]
 
 
-def largest(*arrays: np.ndarray) -> float:
+def largest_magnitude(*arrays: np.ndarray) -> float:
     """max(1, the largest entry of all arrays)."""
     return max(1.0, *(float(np.abs(array).max(initial=0)) for array in arrays))
 
@@ -123,12 +123,12 @@ def weights_of(network: Transformer) -> dict[str, np.ndarray]:
     return {name: p.detach().numpy() for name, p in state_of(network).items()}
 
 
-def first_wrong(differences: Iterable[Difference]) -> Difference | None:
+def first_difference_beyond_rounding(differences: Iterable[Difference]) -> Difference | None:
     """The first difference that is more than rounding."""
     return next((d for d in differences if not d.small), None)
 
 
-def worst_of(differences: Iterable[Difference]) -> tuple[Difference, ...]:
+def largest_differences(differences: Iterable[Difference]) -> tuple[Difference, ...]:
     """The largest difference for each name, in the order in which the names first occur."""
     worst: dict[str, Difference] = {}
     for d in differences:
@@ -137,7 +137,7 @@ def worst_of(differences: Iterable[Difference]) -> tuple[Difference, ...]:
 
 
 def compare_case(
-    network: Transformer, case: Case, expected: Sequence[Mapping[str, np.ndarray]]
+    network: Transformer, case: NetworkCall, expected: Sequence[Mapping[str, np.ndarray]]
 ) -> tuple[Difference, ...]:
     """Compare every named tensor of the call: the worst over its rows, in the reference's order of computation.
 
@@ -152,7 +152,7 @@ def compare_case(
         text = TextSlice(r, row.columns, row.columns, row.source_columns)
         differences += (compare_at(text, name, recorder.values.get(name), value) for name, value in tensors.items())
         differences += (compare_at(text, "logits", logits, tensors["logits"]) for logits in (recorded, plain))
-    return worst_of(differences)
+    return largest_differences(differences)
 
 
 def compare_at(text: TextSlice, name: str, tensor: Tensor | None, expected: np.ndarray) -> Difference:
@@ -175,7 +175,7 @@ def compare_tensors(subject: Subject) -> tuple[Difference, ...]:
         if tokens.size(1) > 1:
             loss = F.cross_entropy(case.run(subject.exact)[0, :-1], tokens[0, 1:])
             differences.append(compare("loss", loss, next_token_loss(expected["logits"], tokens.numpy())))
-    return worst_of(differences)
+    return largest_differences(differences)
 
 
 def compare_gradients(subject: Subject, n: int) -> tuple[Difference, ...]:
@@ -195,6 +195,6 @@ def compare_gradients(subject: Subject, n: int) -> tuple[Difference, ...]:
         loss = F.cross_entropy(case.call(exact)[0, :-1], tokens[0, 1:])
         # a parameter without effect (a segment that no token has) may have no gradient
         gradient_list = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-    gradients, scale = dict(zip(parameters, gradient_list, strict=True)), largest(*expected.values())
+    gradients, scale = dict(zip(parameters, gradient_list, strict=True)), largest_magnitude(*expected.values())
     order = sorted(expected, key=lambda name: not name.startswith("encoder."))
     return tuple(compare(name, gradients[name], expected[name], scale) for name in order)

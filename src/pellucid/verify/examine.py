@@ -24,7 +24,7 @@ from pellucid.verify.coverage import (
     prompt_tokens,
     uncovered_by_row,
 )
-from pellucid.verify.report import Check, Difference, Report, Result
+from pellucid.verify.report import Check, Difference, LawResult, Report
 from pellucid.verify.windows import max_keys
 
 NOT_COMPARED = "nothing can be compared: engine = reference says why"
@@ -81,7 +81,7 @@ def verify(
             if progress:
                 progress(name)
             applies = not (problem and name in REFERENCE_CHECKS)
-            checks.append(Check(name, *(_run_check(check, subject) if applies else Result(None, NOT_COMPARED))))
+            checks.append(Check(name, *(_run_check(check, subject) if applies else LawResult(None, NOT_COMPARED))))
         own = Difference("logits", None, "an unknown distance") if problem else _own_precision(subject)
     dtype = str(next(network.parameters()).dtype).removeprefix("torch.")
     return Report(
@@ -101,16 +101,16 @@ def uncovered_parts(subject: Subject) -> tuple[str, ...]:
     return (*lines, "dropout, compiled graphs and steps, int8 and int4 products")
 
 
-def _compare_prompts(subject: Subject) -> tuple[tuple[Difference, ...], Result | None]:
+def _compare_prompts(subject: Subject) -> tuple[tuple[Difference, ...], LawResult | None]:
     """Compare the tensors, or say why they cannot be compared."""
     if wrong := first_miscopied_tensor(subject):
-        return (), Result(False, f"{wrong} is not that of the network's own copy in float64", wrong)
+        return (), LawResult(False, f"{wrong} is not that of the network's own copy in float64", wrong)
     try:
         return compare_tensors(subject), None
     except ValueError as error:
-        return (), Result(False, str(error))
+        return (), LawResult(False, str(error))
     except Exception as error:
-        return (), Result(False, _in_one_line(error))
+        return (), LawResult(False, _in_one_line(error))
 
 
 def first_miscopied_tensor(subject: Subject) -> str:
@@ -121,22 +121,22 @@ def first_miscopied_tensor(subject: Subject) -> str:
     for tensors in ("named_parameters", "named_buffers"):
         exact = dict(getattr(subject.exact, tensors)())
         for name, own in getattr(subject.network, tensors)():
-            if name not in exact or not _same(own, exact[name].to(own.device, own.dtype)):
+            if name not in exact or not _equal_with_nan(own, exact[name].to(own.device, own.dtype)):
                 return name
     return ""
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def _equal_with_nan(one: Tensor, other: Tensor) -> bool:
     """Equality in which NaN equals itself."""
     return torch.equal(one.nan_to_num(1e30), other.nan_to_num(1e30))
 
 
-def _run_check(check: Callable[[Subject], Result], subject: Subject) -> Result:
+def _run_check(check: Callable[[Subject], LawResult], subject: Subject) -> LawResult:
     """The result of a check; a model that cannot be computed breaks its law."""
     try:
         return check(subject)
     except Exception as error:
-        return Result(False, _in_one_line(error))
+        return LawResult(False, _in_one_line(error))
 
 
 def _in_one_line(error: Exception) -> str:

@@ -13,7 +13,7 @@ from pellucid.architecture import Architecture
 from pellucid.model import Recorder, Transformer
 from pellucid.reference.tap import NoRecorder
 from pellucid.tensor_names import names
-from pellucid.verify.cases import Case
+from pellucid.verify.cases import NetworkCall
 from pellucid.verify.comparison import Weights, compare, run_reference
 from pellucid.verify.report import Difference
 
@@ -58,12 +58,12 @@ def first_difference(a: Architecture, engine: Compute, reference: Compute) -> tu
             continue
         difference = compare(stage, actual.get(stage), expected[stage])
         if not difference.small:
-            return _first_inside(names_inside, difference, engine, reference), difference.size
+            return _first_differing_tensor(names_inside, difference, engine, reference), difference.size
         worst = max(worst, difference.size)
     return None, worst
 
 
-def _first_inside(names: Iterable[str], last: Difference, engine: Compute, reference: Compute) -> Difference:
+def _first_differing_tensor(names: Iterable[str], last: Difference, engine: Compute, reference: Compute) -> Difference:
     """The first of these tensors that differs; the last is known to differ."""
     actual, expected = engine(names), reference(names)
     # in the order in which the reference computes them: scores before the pattern, and so on
@@ -85,7 +85,7 @@ def keep_last_result(compute: Compute) -> Compute:
     return answer
 
 
-def engine_computation(network: Transformer, case: Case) -> Compute:
+def engine_computation(network: Transformer, case: NetworkCall) -> Compute:
     """The network on a case, as a computation for `first_difference`."""
 
     def compute(keep: Iterable[str]) -> Mapping[str, Any]:
@@ -96,7 +96,7 @@ def engine_computation(network: Transformer, case: Case) -> Compute:
     return compute
 
 
-def reference_computation(a: Architecture, weights: Weights, case: Case) -> Compute:
+def reference_computation(a: Architecture, weights: Weights, case: NetworkCall) -> Compute:
     """The reference on a case of one row, as a computation for `first_difference`."""
 
     def compute(keep: Iterable[str]) -> Mapping[str, Any]:

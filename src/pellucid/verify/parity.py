@@ -15,12 +15,12 @@ from pellucid.parameter_counts import count_parameters
 from pellucid.reference.tap import OFF
 from pellucid.tensor_names import names
 from pellucid.text.tokenizers.base import Tokenizer
-from pellucid.verify.cases import Case, TextSlice, padded_batch, real_columns, single_text
+from pellucid.verify.cases import NetworkCall, TextSlice, padded_batch, real_columns, single_text
 from pellucid.verify.comparison import (
     COMPARED_AT_ONCE,
     compare,
     compare_case,
-    first_wrong,
+    first_difference_beyond_rounding,
     reference_tensors,
     run_reference,
 )
@@ -123,7 +123,7 @@ class ProbeInput:
     """The texts that both implementations read, and what they do not cover."""
 
     a: Architecture
-    cases: tuple[Case, ...]
+    cases: tuple[NetworkCall, ...]
     dtype: torch.dtype
     uncovered: tuple[str, ...] = ()
 
@@ -140,7 +140,7 @@ class ProbeInput:
         return {name: [inputs.get(name) for inputs in each] for name in sorted(input_names)}
 
 
-def transformers_inputs(a: Architecture, case: Case) -> dict[str, Tensor]:
+def transformers_inputs(a: Architecture, case: NetworkCall) -> dict[str, Tensor]:
     """The inputs of transformers besides the tokens, for the same call."""
     inputs, n = {}, case.tokens.size(1)
     if "source" in case.inputs:
@@ -204,7 +204,7 @@ def check_masks(network: Transformer) -> None:
     """
     weights = {name: p.double().cpu().numpy() for name, p in state_of(network).items() if "relative" in name}
     exact = network.embed.token.weight.dtype == torch.float64
-    first = first_wrong(compare_masks(network, weights, TOLERANCE if exact else FLOAT32_TOLERANCE))
+    first = first_difference_beyond_rounding(compare_masks(network, weights, TOLERANCE if exact else FLOAT32_TOLERANCE))
     if first is not None:
         raise ParityError(f"{first.name} differs from the reference: {first}; nothing was written")
 
@@ -344,18 +344,18 @@ def _slabs(ours: Tensor, theirs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 # The first tensor that differs --------------------------------------------------------------------
 
 
-def first_of_networks(ours: Transformer, theirs: Transformer, case: Case) -> str:
+def first_of_networks(ours: Transformer, theirs: Transformer, case: NetworkCall) -> str:
     """The first tensor in which two networks of one architecture differ."""
     first, _ = first_difference(ours.architecture, engine_computation(ours, case), engine_computation(theirs, case))
     return "" if first is None else first.name
 
 
-def first_beside_definition(ours: Transformer, weights: Transformer, case: Case) -> str:
+def first_beside_definition(ours: Transformer, weights: Transformer, case: NetworkCall) -> str:
     """The first tensor in which a network differs from the reference on the weights of another."""
     arrays = {name: p.double().cpu().numpy() for name, p in state_of(weights).items()}
     if len(case.rows) > 1:
         expected = [reference_tensors(ours.architecture, arrays, row) for row in case.rows]
-        first = first_wrong(compare_case(ours, case, expected))
+        first = first_difference_beyond_rounding(compare_case(ours, case, expected))
     else:
         first, _ = first_difference(
             ours.architecture, engine_computation(ours, case), reference_computation(ours.architecture, arrays, case)
@@ -363,7 +363,7 @@ def first_beside_definition(ours: Transformer, weights: Transformer, case: Case)
     return "" if first is None else first.name
 
 
-def first_of_streams(ours: Transformer, case: Case, hidden: Sequence[Tensor | None], tolerance: float) -> str:
+def first_of_streams(ours: Transformer, case: NetworkCall, hidden: Sequence[Tensor | None], tolerance: float) -> str:
     """The first of transformers' hidden states that differs: the stream before each block, and the last.
 
     hidden   these tensors, the encoder's first; if their number differs from ours, the result is ""

@@ -14,10 +14,10 @@ from pellucid.tensor_names import row
 
 #: tolerance relative to max(1, largest entry), in float64
 TOLERANCE = 1e-10
-RESULT = {True: Text("holds", "green"), False: Text("BROKEN", "bold red"), None: Text("-", "dim")}
+STATUS_TEXT = {True: Text("holds", "green"), False: Text("BROKEN", "bold red"), None: Text("-", "dim")}
 
 
-class Result(NamedTuple):
+class LawResult(NamedTuple):
     """Whether a law holds (None if it does not apply), what was measured, and the first wrong tensor."""
 
     holds: bool | None
@@ -152,7 +152,7 @@ def _equation(name: str) -> str:
 def _law_table(checks: Sequence[Check]) -> Table:
     table = Table("law", "", "measured", box=None, pad_edge=False, header_style="bold")
     for check in checks:
-        table.add_row(Text(check.law), RESULT[check.holds], Text(check.measured))
+        table.add_row(Text(check.law), STATUS_TEXT[check.holds], Text(check.measured))
     return table
 
 
@@ -165,7 +165,7 @@ def _kinds_table(tensors: Sequence[Difference]) -> Table:
     for kind, of_kind in kinds.items():
         worst = max(of_kind, key=lambda t: t.size)
         layer = re.search(r"blocks\.\d+", worst.name)
-        table.add_row(Text(kind), _value(worst), Text(layer.group() if layer else ""))
+        table.add_row(Text(kind), _difference_text(worst), Text(layer.group() if layer else ""))
     return table
 
 
@@ -174,9 +174,9 @@ def _neighbours_table(tensors: Sequence[Difference], first: str) -> Table:
     table = Table("tensor, as computed", "difference", box=None, pad_edge=False, header_style="bold")
     position = [tensor.name for tensor in tensors].index(first)
     for tensor in tensors[max(0, position - 3) : position + 4]:
-        table.add_row(Text(tensor.name, "bold" if tensor.name == first else ""), _value(tensor))
+        table.add_row(Text(tensor.name, "bold" if tensor.name == first else ""), _difference_text(tensor))
     return table
 
 
-def _value(tensor: Difference) -> Text:
+def _difference_text(tensor: Difference) -> Text:
     return Text(str(tensor), "" if tensor.small else "red")

@@ -5,18 +5,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from pellucid.architecture import Architecture
-from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError, shown
+from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError, format_value
 from pellucid.hub.tables.rows import ACTIVATIONS, TIED, ConfigField, Derived, Family, TensorRow
 
 
-def both(*names: str) -> tuple[str, ...]:
+def on_both_stacks(*names: str) -> tuple[str, ...]:
     """The fields of the decoder, and the same fields of the encoder."""
     return (*names, *(f"encoder.{name}" for name in names))
 
 
-def of_both(**words: Any) -> dict[str, Any]:
+def options_of_both_stacks(**words: Any) -> dict[str, Any]:
     """Options for both stacks; `__` in a keyword stands for a dot."""
-    return {name: word for key, word in words.items() for name in both(key.replace("__", "."))}
+    return {name: word for key, word in words.items() for name in on_both_stacks(key.replace("__", "."))}
 
 
 def sublayer_rows(theirs: str, ours: str, modules: Mapping[str, str], **more: Any) -> tuple[TensorRow, ...]:
@@ -51,10 +51,10 @@ def feed_forward(entries: Entries) -> dict[str, Any]:
     for path, expected in (("dense_act_fn", name), ("is_gated_act", gated == "gated")):
         if entries.has(path) and entries.raw(path) != expected:
             raise FamilyError(
-                f"{path} = {shown(entries.raw(path))} in config.json: feed_forward_proj implies {expected!r}"
+                f"{path} = {format_value(entries.raw(path))} in config.json: feed_forward_proj implies {expected!r}"
             )
     form = "gated" if gated else "plain"
-    return of_both(mlp__form=form, mlp__activation=ACTIVATIONS[name])
+    return options_of_both_stacks(mlp__form=form, mlp__activation=ACTIVATIONS[name])
 
 
 def feed_forward_proj(a: Architecture) -> dict[str, Any]:
@@ -140,18 +140,18 @@ T5 = Family(
     model_class="T5ForConditionalGeneration",
     prefix="",
     fields=(
-        ConfigField("vocab_size", both("n_vocab"), 32_128),
+        ConfigField("vocab_size", on_both_stacks("n_vocab"), 32_128),
         # the training length: nothing in the model limits the length
-        ConfigField("n_positions", both("n_ctx"), 512),
-        ConfigField("d_model|hidden_size", both("d_model"), 512),
+        ConfigField("n_positions", on_both_stacks("n_ctx"), 512),
+        ConfigField("d_model|hidden_size", on_both_stacks("d_model"), 512),
         ConfigField(T5_LAYERS, "encoder.n_layers", 6),
-        ConfigField("num_heads|num_attention_heads", both("attention.n_heads"), 8),
-        ConfigField("d_kv|head_dim", both("attention.d_head"), 64),
-        ConfigField("d_ff", both("mlp.d_ff"), 2048),
-        ConfigField("relative_attention_num_buckets", both("positions.n_buckets"), 32),
-        ConfigField("relative_attention_max_distance", both("positions.max_distance"), 128),
-        ConfigField("layer_norm_epsilon", both("norm.eps"), 1e-6),
-        ConfigField("dropout_rate", both("dropout.pattern", *DROPOUT), 0.1),
+        ConfigField("num_heads|num_attention_heads", on_both_stacks("attention.n_heads"), 8),
+        ConfigField("d_kv|head_dim", on_both_stacks("attention.d_head"), 64),
+        ConfigField("d_ff", on_both_stacks("mlp.d_ff"), 2048),
+        ConfigField("relative_attention_num_buckets", on_both_stacks("positions.n_buckets"), 32),
+        ConfigField("relative_attention_max_distance", on_both_stacks("positions.max_distance"), 128),
+        ConfigField("layer_norm_epsilon", on_both_stacks("norm.eps"), 1e-6),
+        ConfigField("dropout_rate", on_both_stacks("dropout.pattern", *DROPOUT), 0.1),
     ),
     derived=(
         Derived(decoder_layers, lambda a: {"num_decoder_layers": a.n_layers}),
@@ -161,7 +161,7 @@ T5 = Family(
             lambda a: {"tie_word_embeddings": a.unembed == "tied", "scale_decoder_outputs": a.logit_scale != "1"},
         ),
     ),
-    fixed=of_both(
+    fixed=options_of_both_stacks(
         positions__kind="relative",
         norm__kind="rms",
         attention__scale="1",
@@ -216,19 +216,19 @@ BART = Family(
     model_class="BartForConditionalGeneration",
     prefix="model.",
     fields=(
-        ConfigField("vocab_size", both("n_vocab"), 50_265),
-        ConfigField("max_position_embeddings", both("n_ctx"), 1024),
-        ConfigField("d_model|hidden_size", both("d_model"), 1024),
+        ConfigField("vocab_size", on_both_stacks("n_vocab"), 50_265),
+        ConfigField("max_position_embeddings", on_both_stacks("n_ctx"), 1024),
+        ConfigField("d_model|hidden_size", on_both_stacks("d_model"), 1024),
         ConfigField("encoder_layers|num_hidden_layers", "encoder.n_layers", 12),
         ConfigField("decoder_layers", "n_layers", 12),
         ConfigField("encoder_attention_heads|num_attention_heads", "encoder.attention.n_heads", 16),
         ConfigField("decoder_attention_heads", "attention.n_heads", 16),
         ConfigField("encoder_ffn_dim", "encoder.mlp.d_ff", 4096),
         ConfigField("decoder_ffn_dim", "mlp.d_ff", 4096),
-        ConfigField("activation_function", both("mlp.activation"), "gelu", ACTIVATIONS),
-        ConfigField("scale_embedding", both("embed_scale"), False, {True: "sqrt(d_model)", False: "1"}),
-        ConfigField("attention_dropout", both("dropout.pattern"), 0.0),
-        ConfigField("dropout", both(*DROPOUT), 0.1),
+        ConfigField("activation_function", on_both_stacks("mlp.activation"), "gelu", ACTIVATIONS),
+        ConfigField("scale_embedding", on_both_stacks("embed_scale"), False, {True: "sqrt(d_model)", False: "1"}),
+        ConfigField("attention_dropout", on_both_stacks("dropout.pattern"), 0.0),
+        ConfigField("dropout", on_both_stacks(*DROPOUT), 0.1),
     ),
     derived=(
         # if untied, each matrix is separate
@@ -241,7 +241,7 @@ BART = Family(
             lambda a: {"tie_word_embeddings": a.unembed == "tied"},
         ),
     ),
-    fixed=of_both(block="post", embed_norm="norm", final_norm="none", norm__kind="layer", norm__eps=1e-5)
+    fixed=options_of_both_stacks(block="post", embed_norm="norm", final_norm="none", norm__kind="layer", norm__eps=1e-5)
     | {"encoder.attention.mask": "bidirectional", "readout": "affine"},
     # the last six occur in files on the hub, whose authors' code read them
     constants={"is_encoder_decoder": True, "normalize_before": False, "normalize_embedding": True}
@@ -275,7 +275,7 @@ MBART = dataclasses.replace(
     name="mbart",
     model_class="MBartForConditionalGeneration",
     body="",
-    fixed={**BART.fixed, **of_both(block="pre", final_norm="norm")},
+    fixed={**BART.fixed, **options_of_both_stacks(block="pre", final_norm="norm")},
     constants={**BART.constants, "normalize_before": True, "add_final_layer_norm": True},
     rows=(
         *BART.rows,
@@ -326,7 +326,7 @@ MARIAN = dataclasses.replace(
     derived=(Derived(embedding_choices, embedding_entries),),
     fixed={
         **BART.fixed,
-        **of_both(
+        **options_of_both_stacks(
             embed_norm="none", positions__kind="sinusoidal", positions__base=10_000.0, positions__layout="halves"
         ),
     },
@@ -335,7 +335,11 @@ MARIAN = dataclasses.replace(
     rows=(
         TensorRow("model.shared", "embed.token", where={"source_embed": ("shared",)}),
         TensorRow("model.decoder.embed_tokens", "embed.token", where={"source_embed": ("own",)}),
-        *(row for row in BART.rows if row.modules[0] not in ("embed.token", *both("embed.position", "embed.norm"))),
+        *(
+            row
+            for row in BART.rows
+            if row.modules[0] not in ("embed.token", *on_both_stacks("embed.position", "embed.norm"))
+        ),
     ),
     tied={},
     ignored={r"embed_positions\.weight$": "the sines and cosines of positions, which are computed"},

@@ -30,7 +30,7 @@ BOUNDS |= {
     "positions.n_buckets": 1 << 16,
     "positions.max_distance": 1 << 21,
 }
-LARGEST = 1 << 40
+LARGEST_INTEGER = 1 << 40
 
 
 class Entries:
@@ -44,7 +44,9 @@ class Entries:
         self.values = values
         self.read_paths: set[str] = set()
 
-    def integer(self, path: str, default: Any, null: Any = REFUSED, *, least: int = 1, most: int = LARGEST) -> Any:
+    def integer(
+        self, path: str, default: Any, null: Any = REFUSED, *, least: int = 1, most: int = LARGEST_INTEGER
+    ) -> Any:
         """An integer from `least` to `most`."""
 
         def sound(value: Any) -> bool:
@@ -113,12 +115,13 @@ class Entries:
             return null
         for one, value in held.items():
             if not sound(value):
-                raise FamilyError(f"{one} = {shown(value)} in config.json: {expected}", path)
+                raise FamilyError(f"{one} = {format_value(value)} in config.json: {expected}", path)
         (first, value), *others = held.items()
         for other, second in others:
             if second != value:
                 raise FamilyError(
-                    f"{first} = {shown(value)} and {other} = {shown(second)} in config.json are one entry: keep one"
+                    f"{first} = {format_value(value)} and {other} = {format_value(second)} "
+                    "in config.json are one entry: keep one"
                 )
         return value
 
@@ -131,7 +134,7 @@ class Entries:
         return value
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value of a config.json, shortened for a message."""
     said = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
     return said or (repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "...")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from pellucid.architecture import Architecture
-from pellucid.hub.tables.entries import Entries, FamilyError, shown
+from pellucid.hub.tables.entries import Entries, FamilyError, format_value
 from pellucid.hub.tables.llama import ROWS, alternating, llama_family
 from pellucid.hub.tables.rotary import IGNORED_KEYS, check_flat, rotary, scaling, scaling_to
 from pellucid.hub.tables.rows import ACTIVATIONS, ATTENTION_BIAS, ConfigField, Derived, TensorRow
@@ -119,7 +119,8 @@ def two_bases(
     rope = entries.raw(ROPE)
     if rope and not (isinstance(rope, dict) and set(rope) <= {"full_attention", "sliding_attention"}):
         raise FamilyError(
-            f"{ROPE} = {shown(rope)} in config.json: expected an object with full_attention and sliding_attention"
+            f"{ROPE} = {format_value(rope)} in config.json: "
+            "expected an object with full_attention and sliding_attention"
         )
     check_flat(entries.raw(global_path), global_path)
     check_flat(entries.raw(local), local)
@@ -131,7 +132,8 @@ def two_bases(
         older = entries.raw(f"{global_path}.type", "default")
         if older != "default" and entries.raw(f"{global_path}.rope_type") is None:
             raise FamilyError(
-                f"{global_path}.type = {shown(older)} in config.json: transformers does not read this older name in "
+                f"{global_path}.type = {format_value(older)} in config.json: "
+                "transformers does not read this older name in "
                 "models of this family, and scales nothing: call it rope_type, or leave rope_scaling out if the model "
                 "was trained without it"
             )
@@ -176,7 +178,7 @@ def whole_scalar(a: Architecture) -> bool:
 
 
 #: checked for export only: a file with another number is read
-WRITTEN = {"attention.scale": whole_scalar}
+EXPORT_CHECKS = {"attention.scale": whole_scalar}
 
 GEMMA2 = llama_family(
     "gemma2",
@@ -214,7 +216,7 @@ GEMMA2 = llama_family(
     without_effect={"hidden_act": "hidden_activation says it", "cache_implementation": "caching"},
     constants=ONE_WAY,
     rows=SANDWICH_ROWS,
-    export_limits=WRITTEN,
+    export_limits=EXPORT_CHECKS,
 )
 
 GEMMA3 = llama_family(
@@ -249,5 +251,5 @@ GEMMA3 = llama_family(
     without_effect={"_sliding_window_pattern": "layer_types is its expansion", "cache_implementation": "caching"},
     body="Gemma3TextModel",
     rows=SANDWICH_ROWS,
-    export_limits=WRITTEN,
+    export_limits=EXPORT_CHECKS,
 )

@@ -5,7 +5,7 @@ import itertools
 from typing import Any
 
 from pellucid.architecture import Architecture
-from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError, shown
+from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError, format_value
 from pellucid.hub.tables.rotary import EVEN_PART, rotary
 from pellucid.hub.tables.rows import (
     ACTIVATIONS,
@@ -199,7 +199,8 @@ def expanded(types: Any, n_layers: int) -> list[str]:
     )
     if not sound:
         raise FamilyError(
-            f"attention_types = {shown(types)} in config.json: expected [[[kind, ...], times], ...] with the kinds "
+            f"attention_types = {format_value(types)} in config.json: "
+            "expected [[[kind, ...], times], ...] with the kinds "
             "'global' and 'local'"
         )
     each = (kind for kinds, times in types if kinds for _ in range(times) for kind in kinds)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from pellucid.architecture import Architecture
-from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError, shown
+from pellucid.hub.tables.entries import BOUNDS, Entries, FamilyError, format_value
 from pellucid.hub.tables.rotary import EVEN, EVEN_PART, rotary
 from pellucid.hub.tables.rows import (
     ACTIVATIONS,
@@ -235,11 +235,12 @@ def layers_without_rotary(entries: Entries) -> dict[str, Any]:
     if rotated is None:
         rotated = rotary_layers(n_layers, interval)
     if not isinstance(rotated, list):
-        raise FamilyError(f"no_rope_layers = {shown(rotated)} in config.json: expected a list of 0 and 1")
+        raise FamilyError(f"no_rope_layers = {format_value(rotated)} in config.json: expected a list of 0 and 1")
     every = rotated.index(0) + 1 if 0 in rotated[:n_layers] else 0
     if rotated[:n_layers] != rotary_layers(n_layers, every):
         raise FamilyError(
-            f"no_rope_layers = {shown(rotated)} in config.json: expected 0 for every n-th layer and 1 for the others, "
+            f"no_rope_layers = {format_value(rotated)} in config.json: "
+            "expected 0 for every n-th layer and 1 for the others, "
             f"at least num_hidden_layers = {n_layers} in all"
         )
     slides, window = entries.flag("use_sliding_window", False), entries.integer("sliding_window", None, None)

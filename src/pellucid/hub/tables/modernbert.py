@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from pellucid.architecture import Architecture
-from pellucid.hub.tables.entries import Entries, FamilyError, shown
+from pellucid.hub.tables.entries import Entries, FamilyError, format_value
 from pellucid.hub.tables.gemma import two_bases, two_entries
 from pellucid.hub.tables.llama import alternating
 from pellucid.hub.tables.rotary import EVEN
@@ -53,7 +53,8 @@ def activation(entries: Entries) -> dict[str, Any]:
     )
     if ACTIVATIONS[of_blocks] != ACTIVATIONS[of_readout]:
         raise FamilyError(
-            f"classifier_activation = {shown(of_readout)} and hidden_activation = {shown(of_blocks)} in config.json: "
+            f"classifier_activation = {format_value(of_readout)} and "
+            f"hidden_activation = {format_value(of_blocks)} in config.json: "
             "Pellucid has one activation for the MLPs and the readout"
         )
     return {"mlp.activation": ACTIVATIONS[of_blocks]}

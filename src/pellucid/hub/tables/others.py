@@ -3,7 +3,7 @@
 from typing import Any
 
 from pellucid.architecture import Architecture
-from pellucid.hub.tables.entries import Entries, FamilyError, shown
+from pellucid.hub.tables.entries import Entries, FamilyError, format_value
 from pellucid.hub.tables.rows import ACTIVATIONS, ALL_OR_NONE, QKV, TIED, ConfigField, Derived, Family, TensorRow
 
 
@@ -124,7 +124,7 @@ def softmax_scale(entries: Entries) -> dict[str, Any]:
     """The number itself, or 1/sqrt(d_head) if it is null."""
     attention = entries.raw("attn_config")
     if attention is not None and not isinstance(attention, dict):
-        raise FamilyError(f"attn_config = {shown(attention)} in config.json: expected an object")
+        raise FamilyError(f"attn_config = {format_value(attention)} in config.json: expected an object")
     scale = entries.number("attn_config.softmax_scale", None, None, above=0)
     if scale is None:
         return {"attention.scale": "1/sqrt(d_head)"}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pellucid.architecture import Architecture
-from pellucid.hub.tables.entries import BOUNDS, REFUSED, Entries, FamilyError, shown
+from pellucid.hub.tables.entries import BOUNDS, REFUSED, Entries, FamilyError, format_value
 from pellucid.hub.tables.rows import Derived
 
 #: their kinds of scaled rotary positions, and our field for each entry that a kind reads
@@ -83,7 +83,7 @@ def rotary(
         part = entries.number(inside, entries.number(share, usual, null))
         if fraction is None and part != 1:
             raise FamilyError(
-                f"partial_rotary_factor = {shown(part)} in config.json: models of this family rotate whole heads"
+                f"partial_rotary_factor = {format_value(part)} in config.json: models of this family rotate whole heads"
             )
         theta = entries.number(f"{path}.rope_theta", entries.number(base, default_base, above=0), above=0)
         return scaling(entries, path, trained) | {"positions.base": theta, "positions.fraction": part}
@@ -192,11 +192,14 @@ def scaling_to(a: Architecture) -> dict[str, Any]:
 def check_flat(rope: Any, path: str) -> None:
     """Raise FamilyError if this is not an object, or if it differs between layers."""
     if rope is not None and not isinstance(rope, Mapping):
-        raise FamilyError(f"{path} = {shown(rope)} in config.json: expected an object with rope_type and rope_theta")
+        raise FamilyError(
+            f"{path} = {format_value(rope)} in config.json: expected an object with rope_type and rope_theta"
+        )
     for name, value in (rope or {}).items():
         if isinstance(value, Mapping):
             raise FamilyError(
-                f"{path}.{name} = {shown(value)} in config.json: the layers of this family have one kind of positions, "
+                f"{path}.{name} = {format_value(value)} in config.json: "
+                "the layers of this family have one kind of positions, "
                 "so numbers and texts were expected"
             )
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pellucid.architecture import Architecture, field_type
 from pellucid.hub.canonical_fields import canonical_fields, set_at
-from pellucid.hub.tables.entries import BOUNDS, CONSTANTS, REFUSED, Entries, FamilyError, shown
+from pellucid.hub.tables.entries import BOUNDS, CONSTANTS, REFUSED, Entries, FamilyError, format_value
 
 #: our parameters of a module -> theirs
 ENDINGS = {".weight": ".weight", ".gain": ".weight", ".bias": ".bias"}
@@ -154,7 +154,9 @@ class Family:
         for path, constant in {**CONSTANTS, **self.constants}.items():
             value = entries.raw(path) if entries.has(path) else constant
             if value != constant and (constant or value is not None):
-                raise FamilyError(f"{path} = {shown(value)} in config.json: only {shown(constant)} can be represented")
+                raise FamilyError(
+                    f"{path} = {format_value(value)} in config.json: only {format_value(constant)} can be represented"
+                )
         values: dict[str, Any] = {}
         for name, word in self.fixed.items():
             set_at(values, name, word)

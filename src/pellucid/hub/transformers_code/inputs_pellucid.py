@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
 from pellucid.model.cache import NoCache
-from pellucid.model.mask import causal, everything
+from pellucid.model.mask import attend_everywhere, causal
 from pellucid.model.transformer import Backbone
 
 
@@ -118,7 +118,7 @@ def inputs_with_padding(
         return {"positions": position_ids, "mask": None}
     j = torch.arange(n, device=network.embed.token.weight.device)
     i = j[n_past:, None]
-    visible = (everything if a.attention.mask == "bidirectional" else causal)(i, j)
+    visible = (attend_everywhere if a.attention.mask == "bidirectional" else causal)(i, j)
     if prefix_length is not None:
         visible = visible | (j < torch.as_tensor(prefix_length, device=j.device).reshape(-1, 1, 1))
     if real is not None:

@@ -30,7 +30,7 @@ from pellucid.model.kernels import repeat_kv
 from pellucid.model.norm import LayerNorm, ScaledNorm
 from pellucid.tensor_names import AttentionPart, attention_scope, names
 
-Side = Literal["query", "key"]
+QueryOrKey = Literal["query", "key"]
 
 
 @dataclass(frozen=True)
@@ -211,8 +211,8 @@ def why(
     computed = t[f"{scope}.scores"][row, head, position]
     keys = (computed > -torch.inf).nonzero().flatten()
     scores = _scores_before_cap(t, scope)[row, head, position] if cap else computed
-    q_labels, q = _sides(t, scope, head, row, by, "query")
-    k_labels, k = _sides(t, scope, head, row, by, "key")
+    q_labels, q = _query_or_key_parts(t, scope, head, row, by, "query")
+    k_labels, k = _query_or_key_parts(t, scope, head, row, by, "key")
     q, k, scale = q[:, position], k[:, keys], a.score_scale
     if side == "key":
         labels, values = k_labels, torch.einsum("pjd,d->pj", k, q.sum(0)) * scale
@@ -254,10 +254,12 @@ def _scores_before_cap(t: Recording, scope: str) -> Tensor:
     return torch.einsum("bhid,bhjd->bhij", q * part_architecture(t, scope).score_scale, repeat_kv(k, attention.group))
 
 
-def _sides(t: Recording, scope: str, head: int, row: int, by: By, side: Side) -> tuple[list[str], Tensor]:
+def _query_or_key_parts(
+    t: Recording, scope: str, head: int, row: int, by: By, side: QueryOrKey
+) -> tuple[list[str], Tensor]:
     """The queries or keys of one head as sums over the parts of the stream [part, pos, d], rotated by position."""
     attention, prefix = module_of(t, scope), "encoder." if scope.startswith("encoder.") else ""
-    parts, norm = _read(t, scope, by, side)
+    parts, norm = _attention_input(t, scope, by, side)
     linear = getattr(attention, side)
     number = head if side == "query" else head // attention.group
     span = slice(number * attention.d_head, (number + 1) * attention.d_head)
@@ -293,7 +295,7 @@ def frozen_head_norm(norm: ScaledNorm, x: Tensor, head: int) -> Frozen:
     )
 
 
-def _read(t: Recording, scope: str, by: By, side: Side) -> tuple[Decomposition, Frozen]:
+def _attention_input(t: Recording, scope: str, by: By, side: QueryOrKey) -> tuple[Decomposition, Frozen]:
     """The stream from which queries or keys are computed, as a sum, and the norm before them."""
     block, _, kind = scope.rpartition(".")
     a = part_architecture(t, scope)

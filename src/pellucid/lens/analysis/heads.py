@@ -21,7 +21,7 @@ from pellucid.text_model import Model
 
 HeadScore = Literal["previous", "duplicate", "first", "induction", "attended_rank", "entropy"]
 #: the scores of the table, in its order
-KINDS: tuple[HeadScore, ...] = ("previous", "duplicate", "first", "induction", "attended_rank")
+HEAD_SCORES: tuple[HeadScore, ...] = ("previous", "duplicate", "first", "induction", "attended_rank")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def detect_heads(
     rows: int | None = None,
     period: int | None = None,
     seed: int | None = None,
-    kinds: HeadScore | Sequence[HeadScore] = KINDS,
+    kinds: HeadScore | Sequence[HeadScore] = HEAD_SCORES,
     **options: Unpack[InputOptions],
 ) -> Heads:
     """Score every head on `rows` sequences of random tokens, each repeated once after `period` tokens, or on a text.
@@ -148,7 +148,7 @@ def repeated_tokens(n_vocab: int, rows: int, period: int, seed: int) -> Tensor:
 def head_scores(
     t: Recording,
     text: str = "",
-    kinds: HeadScore | Sequence[HeadScore] = KINDS,
+    kinds: HeadScore | Sequence[HeadScore] = HEAD_SCORES,
     part: AttentionPart = "attn",
 ) -> Heads:
     """The scores of every head on the tokens of a trace.
@@ -166,7 +166,7 @@ def head_scores(
 
 
 def scores_by_layer(
-    t: Recording, kinds: Sequence[HeadScore] = KINDS, part: AttentionPart = "attn", row: int | None = None
+    t: Recording, kinds: Sequence[HeadScore] = HEAD_SCORES, part: AttentionPart = "attn", row: int | None = None
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     """Layer by layer, the pattern [b, h, i, j] and the scores of its heads [head] by kind (`head_scores`), of all texts
     or of one `row`.
@@ -183,7 +183,7 @@ def scores_by_layer(
     inputs = t.inputs if part != "encoder" or t.inputs.source is None else t.inputs.source
     texts = slice(None) if row is None else slice(row, row + 1)
     ids, real = inputs.tokens[texts], inputs.real[texts]
-    keys = {} if part == "cross" else looked_for(ids, real)
+    keys = {} if part == "cross" else target_keys(ids, real)
     for layer in range(own.n_layers):
         name, scores = attention_scope(part, layer), {}
         tensors = t.tensors([f"{name}.pattern", *([f"{name}.v"] if "attended_rank" in kinds else [])])
@@ -204,7 +204,7 @@ def _entropy(pattern: Tensor, real: Tensor) -> Tensor:
     return rows.transpose(0, 1)[:, real].mean(-1)
 
 
-def looked_for(ids: Tensor, real: Tensor) -> dict[str, Tensor]:
+def target_keys(ids: Tensor, real: Tensor) -> dict[str, Tensor]:
     """The keys [b, i, j] that heads of each kind attend to, in tokens [b, n]; `real` is False at padding."""
     position = torch.arange(ids.size(1), device=ids.device)
     earlier = (position < position[:, None]) & real[:, :, None]

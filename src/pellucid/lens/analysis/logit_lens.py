@@ -54,7 +54,7 @@ def lens_points(t: Recording, *, mid: bool = True, target: str | int | None = No
     points = _points(t, mid)
     wanted, last = _targets(t, target), _log_probs(t, points[-1])
     for point in points:
-        columns = [column[None] for column in _read(_log_probs(t, point), last, wanted, k)]
+        columns = [column[None] for column in _layer_prediction(_log_probs(t, point), last, wanted, k)]
         yield Lens([point], columns[0], columns[1], wanted, *columns[2:])
 
 
@@ -119,7 +119,7 @@ def _targets(t: Recording, target: str | int | None) -> Tensor:
     return following.masked_fill(~F.pad(t.inputs.real[:, 1:], (0, 1)), -1)
 
 
-def _read(here: Tensor, last: Tensor, wanted: Tensor, k: int) -> tuple[Tensor, ...]:
+def _layer_prediction(here: Tensor, last: Tensor, wanted: Tensor, k: int) -> tuple[Tensor, ...]:
     """Top tokens and their probabilities, the target's probability and rank, entropy, and KL to the end."""
     best = here.topk(min(k, here.size(-1)), dim=-1)
     at = here.gather(-1, wanted.clamp(min=0)[..., None])

@@ -188,7 +188,7 @@ class PatchingPair:
         check_alike(self.good, self.bad, self.names)
         along = self.bad.inputs_of(self.names[0]) if self.names else self.bad.inputs
         self.tokens = self.bad.source_tokens[0] if along is self.bad.inputs.source else self.bad.spelled()
-        self.positions = _places(positions, len(self.tokens))
+        self.positions = _position_groups(positions, len(self.tokens))
         self._corrupt = _metric(self.metric, self.bad, gradients)
         self.ends = [_metric(self.metric, self.good), self._corrupt.detach()]
 
@@ -299,7 +299,7 @@ def _metric(metric: PreparedMetric, t: Recording, grad: bool = False) -> Tensor:
         return metric.of_stream(t.stream(), torch.zeros(1, dtype=torch.long, device=t.ids.device))[0]
 
 
-def _places(positions: Sequence[int] | str, n: int) -> list[int | None]:
+def _position_groups(positions: Sequence[int] | str, n: int) -> list[int | None]:
     """Positions one by one, or [None] for all of them at once."""
     if positions == "all":
         return [None]

@@ -81,10 +81,10 @@ def path_patch(
     check_alike(good, bad, [name])
     held = (".attn.z", ".cross.z", ".mlp_out") if mlps == "frozen" else (".attn.z", ".cross.z")
     edits = [change.freeze(n, good) for n in names(model.architecture) if n.endswith(held)]
-    edits += [_at(change.resample, name, bad[name], sender[1])]
+    edits += [_head_edit(change.resample, name, bad[name], sender[1])]
     heard = Recording(model, one, ends, edits)
     if receivers:
-        told = [_at(change.set_to, n, heard[n], head) for n, (_, head) in zip(ends, receivers, strict=True)]
+        told = [_head_edit(change.set_to, n, heard[n], head) for n, (_, head) in zip(ends, receivers, strict=True)]
         heard = Recording(model, one, (), told)
     # one function of logits for all three: KL compares each with the clean run, a loss scores the clean text's tokens
     prepared = PreparedMetric(metric, good)
@@ -157,7 +157,7 @@ def _block_and_inner(name: str) -> tuple[str, str]:
     return (match[1], match[2]) if match else ("", name)
 
 
-def _at(make: Any, name: str, value: Any, head: int | None) -> Edit:
+def _head_edit(make: Any, name: str, value: Any, head: int | None) -> Edit:
     """An edit of one head, whether the tensor has query heads or key heads."""
     where = {} if head is None else {"kv_head" if "g" in axes(name) else "head": head}
     return make(name, value, **where)

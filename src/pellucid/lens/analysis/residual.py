@@ -343,7 +343,7 @@ def module_of(t: Recording, path: str) -> Any:
     return t.module(path)
 
 
-def down(t: Recording, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
+def mlp_output_map(t: Recording, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
     """The activations of an MLP's last hidden layer [b, i, f], and W_out [m, f] and b_out, for the tensor mlp_out."""
     mlp = module_of(t, name.removesuffix("_out"))
     last = len(mlp.up) - 1
@@ -380,7 +380,7 @@ def parts_at(t: Recording, write: Write, by: By, row: int, at: slice) -> Iterato
             else:
                 yield [label], value[row, at][None]
     elif by == "neuron" and name.endswith("mlp_out") and module_of(t, scope).up:
-        post, W_out, bias = down(t, name)
+        post, W_out, bias = mlp_output_map(t, name)
         norm = norm_out(t, name).at(row, at)
         neurons = norm(post[row, at].T[..., None] * W_out.T[:, None])
         rest = write.value()[row, at] - neurons.sum(0)

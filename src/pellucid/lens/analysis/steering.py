@@ -79,11 +79,11 @@ def _recordings(model: Model, texts: Any, at_once: int, options: InputOptions) -
     for first in range(0, max(len(listed), 1), at_once):
         span = slice(first, first + at_once)
         here: dict[str, Any] = {**options}
-        here |= {name: x[span] for name, x in here.items() if _one_each(name, x, len(listed))}
+        here |= {name: x[span] for name, x in here.items() if _has_entry_per_text(name, x, len(listed))}
         yield Recording(model, read_inputs(model, listed[span], **here))
 
 
-def _one_each(name: str, value: Any, n: int) -> bool:
+def _has_entry_per_text(name: str, value: Any, n: int) -> bool:
     """Whether an option has an entry for each of n texts: sources as texts or rows of ids, lengths of prefixes."""
     if not isinstance(value, list | tuple | Tensor) or len(value) != n:
         return False

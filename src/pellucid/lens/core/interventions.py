@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
-from pellucid.edits import PLACES, Edit, EditError
+from pellucid.edits import AXES_OF_SELECTION, Edit, EditError
 from pellucid.tensor_names import axes, axis_sizes, row, select
 
 Functions = dict[str, list[Callable[[Tensor], Tensor]]]
@@ -110,10 +110,10 @@ def apply(edit: Edit, x: Tensor, frame: EditContext) -> Tensor:
     if edit.value is not None:
         value, reached = _aligned(edit, x, frame)
         chosen = chosen & reached
-    return torch.where(chosen, _changed(edit, x, value, frame).to(x.dtype), x)
+    return torch.where(chosen, _apply_edit(edit, x, value, frame).to(x.dtype), x)
 
 
-def _changed(edit: Edit, x: Tensor, value: Tensor | None, frame: EditContext) -> Tensor:
+def _apply_edit(edit: Edit, x: Tensor, value: Tensor | None, frame: EditContext) -> Tensor:
     """The new x if the edit applied at every position."""
     if edit.op == "zero":
         return torch.zeros_like(x)
@@ -146,7 +146,7 @@ def _chosen(edit: Edit, x: Tensor, frame: EditContext) -> Tensor:
     """True where the edit applies, to be broadcast against x."""
     letters = axes(edit.name)
     chosen = torch.ones([1] * x.ndim, dtype=torch.bool, device=x.device)
-    for option in PLACES:
+    for option in AXES_OF_SELECTION:
         indices = getattr(edit, option)
         if indices is None:
             continue
@@ -194,18 +194,18 @@ def _aligned(edit: Edit, x: Tensor, frame: EditContext) -> tuple[Tensor, Tensor]
 
 def axis_of(option: str, letters: Sequence[str]) -> int:
     """The axis that an option restricts: positions of keys and values are along j."""
-    return next(letters.index(letter) for letter in PLACES[option] if letter in letters)
+    return next(letters.index(letter) for letter in AXES_OF_SELECTION[option] if letter in letters)
 
 
 def _check_places(edit: Edit, full: str, a: Architecture) -> None:
     """Raise EditError for options without an axis in the tensor, and for heads and neurons that do not exist."""
     letters = axes(full)
     sizes = axis_sizes(full, a)
-    for option in PLACES:
+    for option in AXES_OF_SELECTION:
         indices = getattr(edit, option)
         if indices is None:
             continue
-        fits = any(letter in letters for letter in PLACES[option]) and (option != "key" or "i" in letters)
+        fits = any(letter in letters for letter in AXES_OF_SELECTION[option]) and (option != "key" or "i" in letters)
         if not fits:
             other = {"head": "kv_head", "kv_head": "head", "key": "pos"}.get(option, "another place")
             raise EditError(

@@ -11,7 +11,7 @@ from pellucid.lens.weights.circuit_weights import CircuitError, CircuitWeights
 from pellucid.lens.weights.factored_matrix import triangle
 from pellucid.lens.weights.head_weights import Head
 
-Kind = Literal["Q", "K", "V"]
+CompositionKind = Literal["Q", "K", "V"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Composition:
     baseline  the mean score of random heads of these shapes, and `spread` its standard deviation over the draws
     """
 
-    kind: Kind
+    kind: CompositionKind
     scores: Tensor
     baseline: float
     spread: float
@@ -45,7 +45,7 @@ class Composition:
         return [((r[0], r[1]), (r[2], r[3]), float(x)) for r, x in zip(rows, best.values, strict=True)]
 
 
-def compose(circuits: CircuitWeights, kind: Kind, offset: int | None = None, draws: int = 64) -> Composition:
+def compose(circuits: CircuitWeights, kind: CompositionKind, offset: int | None = None, draws: int = 64) -> Composition:
     """Composition scores (Elhage et al. 2021, "Q-, K- and V-composition"), writer 1 in an earlier block than reader 2.
 
         Q  |W_QK2^T W_OV1| / (|W_QK2| |W_OV1|)      head 2 reads its queries from head 1
@@ -57,7 +57,7 @@ def compose(circuits: CircuitWeights, kind: Kind, offset: int | None = None, dra
     gain of the norm between the two heads is ignored; `fold_norms` includes it. With rotary positions Q and K need an
     offset. Raises CircuitError for cross-attention, whose heads do not read the stream that they write.
     """
-    if kind not in get_args(Kind):
+    if kind not in get_args(CompositionKind):
         raise CircuitError(f"kind = {kind!r}: expected Q, K or V")
     if circuits.part == "cross":
         raise CircuitError("composition needs heads that read and write one stream: use part = attn or encoder")
@@ -80,7 +80,7 @@ def _writer(W_O: Tensor, W_V: Tensor) -> Tensor:
     return factor / factor.norm()
 
 
-def _reader(head: Head, kind: Kind, offset: int | None) -> Tensor:
+def _reader(head: Head, kind: CompositionKind, offset: int | None) -> Tensor:
     """R B / |A B| [r, m] for the reading circuit A B [m, m] with A = Q R"""
     # layers without rotation (positions.every) have one QK circuit for all offsets
     back = offset if head.is_rotated or not head.circuits.architecture.positions.every else None

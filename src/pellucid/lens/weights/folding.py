@@ -10,7 +10,7 @@ from pellucid.model import Transformer
 from pellucid.model.weights import state_of
 from pellucid.text_model import Model
 
-Change = Callable[[Tensor], Tensor]
+WeightChange = Callable[[Tensor], Tensor]
 
 
 class FoldError(ValueError):
@@ -29,7 +29,7 @@ class WeightsView(Mapping[str, Tensor]):
     def __init__(self, network: Transformer):
         self.network, self.architecture = network, network.architecture
         self._own = dict(network.named_parameters())
-        self._changes: dict[str, list[Change]] = {}
+        self._changes: dict[str, list[WeightChange]] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         own = self._own
@@ -59,7 +59,7 @@ class WeightsView(Mapping[str, Tensor]):
         bias = own["final_norm.bias"]
         return W_U @ (own["unembed.projection.weight"] @ bias if a.d_embed else bias)
 
-    def _change(self, name: str, change: Change) -> None:
+    def _change(self, name: str, change: WeightChange) -> None:
         self._changes.setdefault(name, []).append(change)
 
 

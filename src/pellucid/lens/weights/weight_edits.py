@@ -46,7 +46,7 @@ def with_edits(network: Transformer, edits: Sequence[Edit]) -> Transformer:
     # edits of a head's result come before those of z: both change W_O, from its two sides
     for name in sorted(by_name, key=lambda name: not name.endswith(".result")):
         with torch.no_grad():
-            _write(copied, name, by_name[name])
+            _write_tensor(copied, name, by_name[name])
     return copied.to(network.embed.token.weight.device)
 
 
@@ -64,9 +64,9 @@ def _check(edit: Edit, a: Architecture) -> None:
         )
 
 
-def _write(network: Transformer, name: str, edits: list[Edit]) -> None:
+def _write_tensor(network: Transformer, name: str, edits: list[Edit]) -> None:
     """Write all edits of one tensor, in order, into the input or the output of a linear map, or into a table."""
-    part, inner = _part(network, name)
+    part, inner = _backbone_of(network, name)
     changes = [_affine(edit, part) for edit in edits]
     of_tokens = part.architecture.d_embed > 0 and part.architecture.embed_projection == "tokens"
     if inner == "embed" and of_tokens:  # the projection writes the stream, not the table
@@ -89,7 +89,7 @@ def _write(network: Transformer, name: str, edits: list[Edit]) -> None:
             f"{edits[-1].op} of {name} is not a change of weights: a mixture of experts chooses by position"
         )
     if inner.endswith(".result"):
-        return _change_results(attention.out, changes, edits[-1])
+        return _change_head_outputs(attention.out, changes, edits[-1])
     if inner.endswith(".z"):
         return _change_input(attention.out, changes, edits[-1])
     if inner.startswith("mlp.post"):
@@ -122,7 +122,7 @@ def _no_linear_map(edit: Edit) -> EditError:
     return EditError(f"{edit.op} of {edit.name} is not a change of the weights of a linear map")
 
 
-def _part(network: Transformer, full: str) -> tuple[Backbone, str]:
+def _backbone_of(network: Transformer, full: str) -> tuple[Backbone, str]:
     """The decoder or the encoder that a name belongs to, and the name within it."""
     if full.startswith("encoder."):
         assert network.encoder is not None
@@ -213,7 +213,7 @@ def _change_input(linear: nn.Linear, changes: list[Affine], edit: Edit) -> None:
     _set_bias(linear, bias, edit)
 
 
-def _change_results(out: nn.Linear, changes: list[Affine], edit: Edit) -> None:
+def _change_head_outputs(out: nn.Linear, changes: list[Affine], edit: Edit) -> None:
     """W_O^h <- M_h W_O^h for every head; the shifts of all heads are added to the common bias."""
     n_heads = len(changes[0].shift)
     columns = out.weight.double().unflatten(1, (n_heads, -1)).permute(2, 1, 0)  # [d_head, head, d_model]

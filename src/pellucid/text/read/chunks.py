@@ -52,10 +52,10 @@ class TextChunk(NamedTuple):
         # a broken sequence counts as one character from its first byte on, so this count never decreases
         ends = range(len(self.raw) + 1)
         end = bisect.bisect_right(ends, i, key=lambda k: len(self.raw[:k].decode("utf-8", "replace"))) - 1
-        return piece_of(self.raw[:end]), piece_of(self.raw[end:])
+        return decode_chunk(self.raw[:end]), decode_chunk(self.raw[end:])
 
 
-def piece_of(raw: bytes) -> TextChunk:
+def decode_chunk(raw: bytes) -> TextChunk:
     """Bytes as a chunk. Each maximal broken sequence becomes one U+FFFD (Unicode 3.9, D93b)."""
     try:
         return TextChunk(raw.decode(), len(raw))
@@ -75,7 +75,7 @@ def piece_of_text(text: str) -> TextChunk:
         return TextChunk(repaired, len(repaired.encode()), halves=halves)
 
 
-def pieces_of(chunks: Iterable[bytes]) -> Iterator[TextChunk]:
+def decode_chunks(chunks: Iterable[bytes]) -> Iterator[TextChunk]:
     """Decode chunks of UTF-8 bytes, which may end inside a character, and drop a leading byte order mark."""
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     first = True
@@ -84,7 +84,7 @@ def pieces_of(chunks: Iterable[bytes]) -> Iterator[TextChunk]:
         if first and text:
             text, first = text.removeprefix("\ufeff"), False
         if text:
-            yield piece_of(text.encode("utf-8", "surrogateescape"))
+            yield decode_chunk(text.encode("utf-8", "surrogateescape"))
 
 
 def split_documents(
@@ -112,7 +112,7 @@ def _between_marks(chunks: Iterator[TextChunk], mark: str) -> Iterator[tuple[int
     number, begun, held = 0, True, TextChunk("", 0)
     for chunk in itertools.chain(chunks, (None,)):
         joined = held if chunk is None else _joined(held, chunk)
-        *complete, rest = _parts(joined, mark)
+        *complete, rest = _split_at_mark(joined, mark)
         if joined.halves:
             yield number, TextChunk("", 0, halves=joined.halves)
         for part in complete:
@@ -130,7 +130,7 @@ def _between_marks(chunks: Iterator[TextChunk], mark: str) -> Iterator[tuple[int
             yield number, text
 
 
-def _parts(chunk: TextChunk, mark: str) -> list[TextChunk]:
+def _split_at_mark(chunk: TextChunk, mark: str) -> list[TextChunk]:
     """The chunk divided at each mark."""
     if not chunk.raw:
         return [TextChunk(text, len(text.encode())) for text in chunk.text.split(mark)]

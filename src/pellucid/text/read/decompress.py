@@ -114,7 +114,7 @@ def _gunzipped(file: BinaryIO, name: str) -> Iterator[bytes]:
 
 
 def _unzstd(file: BinaryIO, name: str) -> Iterator[bytes]:
-    zstandard = extra("zstandard", name)
+    zstandard = import_data_extra("zstandard", name)
     unpacker, done = None, 0
     try:
         for chunk in iter(lambda: file.read(ZSTD_READ), b""):
@@ -133,7 +133,7 @@ def _unzstd(file: BinaryIO, name: str) -> Iterator[bytes]:
         )
 
 
-def extra(module: str, name: str) -> Any:
+def import_data_extra(module: str, name: str) -> Any:
     """A module from the extra `data`. If it is missing, DocumentError says how to install it."""
     try:
         return importlib.import_module(module)

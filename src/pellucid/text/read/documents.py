@@ -39,10 +39,10 @@ from pellucid.text.read.scan import (
     FileToScan,
     Source,
     as_counted,
-    changed,
+    changed_file_error,
     documents_of,
+    drain,
     scan_file,
-    use_up,
 )
 from pellucid.text.read.tables import FIELD
 from pellucid.text.tokenizers.base import SEPARATOR
@@ -213,10 +213,10 @@ class Corpus:
             if index == indices[k]:
                 pieces = as_counted(pieces, self.documents.digest(k), origin)
                 yield k, pieces
-                use_up(pieces)
+                drain(pieces)
                 if (k := next(numbers, None)) is None:
                     return
-        raise changed(origin)
+        raise changed_file_error(origin)
 
     def texts(self) -> Iterator[str]:
         """All of the text, in chunks."""
@@ -296,7 +296,7 @@ def _read_corpus(
         known.write()
     refuse_or_skip(bad, skipped, reading, len(files))
     if not parts:
-        raise DocumentError(_nothing(named, skipped))
+        raise DocumentError(_no_text_message(named, skipped))
     corpus = Corpus(Documents.joined(parts), tuple(sources), tuple(skipped), reading)
     return _without_duplicates(corpus) if reading.drop_duplicates else corpus
 
@@ -330,7 +330,7 @@ def _report(progress: Callable | None, total: int, before: int, here: int) -> No
         progress("reading", before + here, total)
 
 
-def _nothing(named: list[Path], skipped: list[Skipped]) -> str:
+def _no_text_message(named: list[Path], skipped: list[Skipped]) -> str:
     names = ", ".join(map(str, named))
     reasons = "; ".join(f"{path}: {reason}" for path, reason in skipped[:3]) or "no files were found"
     return f"{names}: there is no text to read ({reasons}); expected at least one non-empty file of text"

@@ -32,7 +32,7 @@ _SPOOLED: list[tuple[Any, Any]] = []
 #: the beginning of the reason for leaving out an unreadable file
 UNREADABLE = "it cannot be read"
 #: how many unreadable files one error names
-NAMED = 20
+N_NAMED_FILES = 20
 
 
 class Skipped(NamedTuple):
@@ -216,8 +216,8 @@ def refuse_or_skip(
     messages = list(dict.fromkeys(file.message for file in bad))
     if len(messages) == 1:
         raise kind(messages[0] + ("; --skip-bad leaves such files out" if n_files > 1 else ""))
-    more = [f"and {len(messages) - NAMED:,} more"] if len(messages) > NAMED else []
-    listed = "\n".join([*messages[:NAMED], *more])
+    more = [f"and {len(messages) - N_NAMED_FILES:,} more"] if len(messages) > N_NAMED_FILES else []
+    listed = "\n".join([*messages[:N_NAMED_FILES], *more])
     raise kind(f"{len(bad):,} files cannot be read; repair them, or leave them out with --skip-bad\n{listed}")
 
 

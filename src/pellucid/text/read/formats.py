@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from pellucid.text.read.chunks import CHUNK_BYTES, DocumentError, TextChunk, piece_of, piece_of_text, pieces_of
+from pellucid.text.read.chunks import CHUNK_BYTES, DocumentError, TextChunk, decode_chunk, decode_chunks, piece_of_text
 from pellucid.text.read.decompress import Origin, as_utf8
 from pellucid.text.read.html import read_html
 from pellucid.text.read.tables import (
@@ -25,7 +25,7 @@ from pellucid.text.read.tables import (
     ChosenField,
     FileDocuments,
     choose_field,
-    listed,
+    first_column_names,
     read_arrow,
     read_parquet,
     refuse_conversations,
@@ -45,16 +45,22 @@ def unit_of(origin: Origin) -> str:
 #: to gigabytes may fill the memory
 LONGEST_LINE = 1 << 28
 #: encodings that pages name, and the larger ones that browsers use for them
-LARGER = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "gb2312": "gb18030", "gbk": "gb18030"}
-LARGER |= {"shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "tis-620": "cp874"}
+LARGER_ENCODING = {
+    "iso8859-1": "cp1252",
+    "ascii": "cp1252",
+    "iso8859-9": "cp1254",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+}
+LARGER_ENCODING |= {"shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "tis-620": "cp874"}
 #: a cell in quotation marks, with doubled marks inside
 QUOTED = re.compile(r'"(?:[^"]|"")*"\Z')
 _CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?\s*([\w-]+)", re.IGNORECASE)
 
 
-def read_plain(file: BinaryIO, origin: Origin) -> FileDocuments:
+def read_plain_text(file: BinaryIO, origin: Origin) -> FileDocuments:
     """Plain text: the file is one document."""
-    yield pieces_of(_chunks(as_utf8(file, origin)))
+    yield decode_chunks(_chunks(as_utf8(file, origin)))
 
 
 def read_page(file: BinaryIO, origin: Origin) -> FileDocuments:
@@ -65,7 +71,7 @@ def read_page(file: BinaryIO, origin: Origin) -> FileDocuments:
         origin = replace(origin, encoding=_encoding_of_page(said[1].decode("ascii", "replace")))
     # a byte outside the page's encoding stays as it is and counts as not UTF-8
     utf8 = as_utf8(buffered, origin, "surrogateescape" if said else "strict")  # type: ignore[arg-type]
-    yield read_html(pieces_of(_chunks(utf8)), origin.name)
+    yield read_html(decode_chunks(_chunks(utf8)), origin.name)
 
 
 def _encoding_of_page(name: str) -> str:
@@ -75,7 +81,7 @@ def _encoding_of_page(name: str) -> str:
     except LookupError:
         return "utf-8"
     known = codec._is_text_encoding and not codec.name.startswith(("utf-16", "utf-32", "utf-7"))  # type: ignore[attr-defined]
-    return LARGER.get(codec.name, codec.name) if known else "utf-8"
+    return LARGER_ENCODING.get(codec.name, codec.name) if known else "utf-8"
 
 
 def read_json_lines(file: BinaryIO, origin: Origin) -> FileDocuments:
@@ -91,7 +97,7 @@ def read_json_lines(file: BinaryIO, origin: Origin) -> FileDocuments:
         if field:
             yield _document_of_line(line, number, origin, field)
             continue
-        chunk = piece_of(line)
+        chunk = decode_chunk(line)
         row = _parsed(chunk.text, number, origin)
         if isinstance(row, dict):
             # a null may be a missing text in this row
@@ -111,7 +117,7 @@ def is_turns(value: Any) -> bool:
 
 def _document_of_line(line: bytes, number: int, origin: Origin, field: str) -> Iterator[TextChunk]:
     """The document of a line, parsed when it is used."""
-    chunk = piece_of(line)
+    chunk = decode_chunk(line)
     yield _and_replaced(_text_of_row(_parsed(chunk.text, number, origin), number, origin, field), chunk.replaced)
 
 
@@ -129,7 +135,7 @@ def _parsed(line: str, number: int, origin: Origin) -> dict | str:
         ) from None
     if not isinstance(row, dict | str):
         raise DocumentError(
-            f"{origin.name}, line {number}: {_kind(row)}, expected an object with a field of text, or a string"
+            f"{origin.name}, line {number}: {_json_type(row)}, expected an object with a field of text, or a string"
         )
     return row
 
@@ -149,10 +155,12 @@ def _text_of_row(row: dict | str, number: int, origin: Origin, field: str) -> Te
 
 def _text_of(row: dict, field: str, row_name: str) -> str:
     if field not in row:
-        raise DocumentError(f"{row_name}: no field {field!r}; the fields are {listed(row)}: choose with --field")
+        raise DocumentError(
+            f"{row_name}: no field {field!r}; the fields are {first_column_names(row)}: choose with --field"
+        )
     text = row[field]
     if text is not None and not isinstance(text, str):
-        raise DocumentError(f"{row_name}: field {field!r} holds {_kind(text)}, expected text")
+        raise DocumentError(f"{row_name}: field {field!r} holds {_json_type(text)}, expected text")
     return text or ""
 
 
@@ -189,7 +197,7 @@ def _read_table(file: BinaryIO, origin: Origin, separators: str) -> FileDocument
                     f"{origin.name}, line {rows.line_num}: {len(row)} cells, expected {len(header)} as in the first "
                     "line, which names the columns"
                 )
-            yield iter([piece_of(row[column].encode("utf-8", "surrogateescape"))])
+            yield iter([decode_chunk(row[column].encode("utf-8", "surrogateescape"))])
         others = tuple(name for name in header if name != header[column])
         return ChosenField(header[column], others)
     except csv.Error as error:
@@ -260,13 +268,13 @@ def _and_replaced(piece: TextChunk, more: int) -> TextChunk:
     return piece._replace(replaced=piece.replaced + more) if more else piece
 
 
-def _kind(value: Any) -> str:
+def _json_type(value: Any) -> str:
     kinds = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
     return kinds.get(type(value), "null")
 
 
 READERS: dict[str, Reader] = {
-    "plain": read_plain,
+    "plain": read_plain_text,
     "html": read_page,
     "jsonl": read_json_lines,
     "csv": read_csv,

@@ -28,7 +28,7 @@ from pellucid.text.read.scan import ROW, Documents, FileToScan, ScannedFile, Sou
 #: whether every file is read and hashed, whatever is known of it (--check-text)
 CHECK_TEXT: ContextVar[bool] = ContextVar("CHECK_TEXT", default=False)
 #: seconds after which a change gives a file another time on every file system in use
-SETTLED = 2.0
+SETTLED_SECONDS = 2.0
 #: seconds after which a record that no run has used is removed
 UNUSED_SECONDS = 90 * 24 * 3600
 
@@ -51,9 +51,9 @@ def stamp_of(path: Path) -> Stamp:
     return [s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev]
 
 
-def is_settled(stamp: Stamp) -> bool:
+def is_stamp_settled(stamp: Stamp) -> bool:
     """Whether a change from now on would give the file another stamp."""
-    return time.time_ns() - max(stamp[1:3]) > SETTLED * 1e9
+    return time.time_ns() - max(stamp[1:3]) > SETTLED_SECONDS * 1e9
 
 
 class KnownScans:
@@ -62,12 +62,12 @@ class KnownScans:
     """
 
     def __init__(self, store: Path, files: Sequence[FileToScan], reading: ReadOptions):
-        paths = {_name(file): file for file in files if file.relative != STANDARD_INPUT}
+        paths = {_absolute_path(file): file for file in files if file.relative != STANDARD_INPUT}
         folders = sorted({path.removesuffix(file.relative) for path, file in paths.items()})
         key = hashlib.sha256(json.dumps([folders, reading.to_dict()]).encode()).hexdigest()
         self.path = store / f"scanned-{key[:16]}"
         self._before = {path: stamp_of(file.origin.path) for path, file in paths.items() if file.origin.path.exists()}
-        self._settled = {path for path, stamp in self._before.items() if is_settled(stamp)}
+        self._settled = {path for path, stamp in self._before.items() if is_stamp_settled(stamp)}
         self._entries: dict[str, tuple[Stamp, bytes]] = {}
         self._changed = False
         with suppress(OSError, JSONFileError, ValueError, LookupError, TypeError):
@@ -87,13 +87,13 @@ class KnownScans:
 
     def get(self, file: FileToScan) -> ScannedFile | None:
         """What an earlier scan of this file gave, if it has not changed since and CHECK_TEXT is not set."""
-        stamp, content = self._entries.get(_name(file), ([], b""))
-        is_known = bool(content) and stamp == self._before.get(_name(file)) and not CHECK_TEXT.get()
+        stamp, content = self._entries.get(_absolute_path(file), ([], b""))
+        is_known = bool(content) and stamp == self._before.get(_absolute_path(file)) and not CHECK_TEXT.get()
         return unpack_scanned(content, file.origin) if is_known else None
 
     def add(self, file: FileToScan, scanned: ScannedFile) -> None:
         """Keep what scanning a file gave, unless it failed, or the file changes."""
-        name, self._changed = _name(file), True
+        name, self._changed = _absolute_path(file), True
         stamp = self._before.get(name)
         self._entries.pop(name, None)
         # one that was written just before it was read may have been written again meanwhile, with the same stamp
@@ -139,7 +139,7 @@ def unpack_scanned(content: bytes, origin: Origin) -> ScannedFile:
     return ScannedFile(Source(**about["source"]) if about["source"] else None, documents, about["reason"])
 
 
-def _name(file: FileToScan) -> str:
+def _absolute_path(file: FileToScan) -> str:
     """The file's absolute path, with the same separators as `relative`."""
     return Path(os.path.abspath(file.origin.path)).as_posix()
 

@@ -28,7 +28,7 @@ from pellucid.text.read.find import (
 )
 from pellucid.text.read.formats import utf8_lines
 from pellucid.text.read.scan import Source
-from pellucid.text.split import PARTS
+from pellucid.text.split import SPLIT_PARTS
 
 #: lines read between two progress reports
 LINES_AT_ONCE = 4096
@@ -269,8 +269,8 @@ class RowSplit(Generic[RowsT]):
 
     def numbers(self, part: str) -> np.ndarray:
         """The numbers of the rows of one part, in order."""
-        if part not in PARTS:
-            raise DocumentError(f"there is no part {part!r}: choose one of {', '.join(PARTS)}")
+        if part not in SPLIT_PARTS:
+            raise DocumentError(f"there is no part {part!r}: choose one of {', '.join(SPLIT_PARTS)}")
         return np.flatnonzero(self.held == (part == "held_out"))
 
     @property

@@ -26,7 +26,7 @@ from pellucid.text.read.chunks import (
 from pellucid.text.read.decompress import HashingFile, Origin, as_utf8, unpacked
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.read.formats import READERS, SEEKING, UNREAD, unit_of
-from pellucid.text.read.tables import ChosenField, FileDocuments, listed
+from pellucid.text.read.tables import ChosenField, FileDocuments, first_column_names
 from pellucid.text.scripts import sampled_script_of
 from pellucid.text.tokenizers.base import SEPARATOR
 
@@ -71,8 +71,8 @@ class Document:
             if index == self.index:
                 yield from as_counted(pieces, self.digest, self.origin)
                 return
-            use_up(pieces)
-        raise changed(self.origin)
+            drain(pieces)
+        raise changed_file_error(self.origin)
 
     @property
     def text(self) -> str:
@@ -221,7 +221,7 @@ def _divided(origin: Origin, file: BinaryIO) -> FileDocuments:
     return (field or ChosenField(""))._replace(divisions=divisions)
 
 
-def why_not(origin: Origin, reading: ReadOptions) -> str:
+def why_unreadable(origin: Origin, reading: ReadOptions) -> str:
     """Why this file cannot be read as text; empty if it can, or if only reading it can show."""
     if not origin.path.is_file():
         return "not a regular file"
@@ -249,7 +249,7 @@ def why_not(origin: Origin, reading: ReadOptions) -> str:
 def scan_file(file: FileToScan, reading: ReadOptions, report: Callable[[int], None]) -> ScannedFile:
     """Count and hash the documents of one file; `report` is called with the bytes read."""
     try:
-        if reason := why_not(file.origin, reading):
+        if reason := why_unreadable(file.origin, reading):
             return ScannedFile(reason=reason)
         return ScannedFile(*scan(file.origin, file.relative, reading, report))
     except DocumentError as error:
@@ -271,10 +271,10 @@ def scan(
                 counts, documents = _count(origin, file)
     except DocumentError:
         if _state(origin) != state:
-            raise changed(origin) from None
+            raise changed_file_error(origin) from None
         raise
     if _state(origin) != state:
-        raise changed(origin)
+        raise changed_file_error(origin)
     encoding = "" if origin.encoding == "utf-8" else origin.encoding
     source = Source(relative, hashed.n_bytes, hashed.digest.hexdigest(), len(documents), encoding=encoding, **counts)
     return source, documents
@@ -335,7 +335,7 @@ def _count(origin: Origin, file: BinaryIO) -> tuple[dict[str, Any], Documents]:
         for piece in pieces:
             script = script or (sampled_script_of(piece.text) if piece.text else "")
             if piece.replaced and not first:
-                first = f"{unit} {index + 1}" if unit else _place(piece, n_bytes)
+                first = f"{unit} {index + 1}" if unit else _first_bad_byte(piece, n_bytes)
             digest.update(piece.text.encode())
             end_marks += (last + piece.text).count(SEPARATOR)
             last = (last + piece.text)[1 - len(SEPARATOR) :]
@@ -356,20 +356,20 @@ def _count(origin: Origin, file: BinaryIO) -> tuple[dict[str, Any], Documents]:
         "first_replaced": first,
         "halves": halves,
         "first_half": first_half,
-        "field": _shown(name),
-        "other_fields": listed(map(_shown, others)) if others and empty > len(documents) else "",
+        "field": _field_label(name),
+        "other_fields": first_column_names(map(_field_label, others)) if others and empty > len(documents) else "",
         "end_marks": end_marks,
         "divisions": divisions,
     }
     return counts, documents
 
 
-def _shown(field: str) -> str:
+def _field_label(field: str) -> str:
     """The name of a field, its beginning where it is long, without halves of characters, which cannot be printed."""
     return piece_of_text(field if len(field) <= FIELD_CHARACTERS else f"{field[:FIELD_CHARACTERS]}...").text
 
 
-def _place(piece: TextChunk, before: int) -> str:
+def _first_bad_byte(piece: TextChunk, before: int) -> str:
     """The position of the first byte that is not UTF-8, counted from 0 after the byte order mark."""
     try:
         piece.raw.decode()
@@ -385,15 +385,15 @@ def as_counted(pieces: Iterator[TextChunk], digest: bytes, origin: Origin) -> It
         actual.update(piece.text.encode())
         yield piece
     if actual.digest() != digest:
-        raise changed(origin)
+        raise changed_file_error(origin)
 
 
-def use_up(pieces: Iterator[TextChunk]) -> None:
+def drain(pieces: Iterator[TextChunk]) -> None:
     """Read the rest without using it."""
     for _ in pieces:
         pass
 
 
-def changed(origin: Origin) -> ChangedError:
+def changed_file_error(origin: Origin) -> ChangedError:
     """The error for a file that changed since it was counted."""
     return ChangedError(f"{origin.name} changed while it was being read: start again once it is complete")

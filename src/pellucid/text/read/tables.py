@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from pellucid.text.read.chunks import CHUNK_BYTES, DocumentError, TextChunk, piece_of_text
-from pellucid.text.read.decompress import Origin, extra
+from pellucid.text.read.decompress import Origin, import_data_extra
 
 #: the default name of the field or column that holds the text
 FIELD = "text"
@@ -37,10 +37,16 @@ def choose_field(of_text: Sequence[str], every: Sequence[str], name: str, asked:
     Raises DocumentError, listing the fields, if the requested one is missing or there is more than one choice.
     """
     if asked and asked not in every:
-        raise DocumentError(f"{name} has no {what} {asked!r}; the {what}s are {listed(every)}: choose with --field")
+        raise DocumentError(
+            f"{name} has no {what} {asked!r}; the {what}s are {first_column_names(every)}: choose with --field"
+        )
     if asked or FIELD in of_text or len(of_text) == 1:
         return asked or (FIELD if FIELD in of_text else of_text[0])
-    which = f"several hold text, {listed(of_text)}" if of_text else f"none of {listed(every)} holds text"
+    which = (
+        f"several hold text, {first_column_names(of_text)}"
+        if of_text
+        else f"none of {first_column_names(every)} holds text"
+    )
     raise DocumentError(f"{name}: {which}: choose a {what} with --field")
 
 
@@ -55,7 +61,7 @@ def refuse_conversations(lists: Sequence[str], of_text: Sequence[str], name: str
         )
 
 
-def listed(names: Iterable[str]) -> str:
+def first_column_names(names: Iterable[str]) -> str:
     """The first twenty names, for an error message."""
     shown = [str(name) for name in names]
     return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "") or "none"
@@ -63,7 +69,7 @@ def listed(names: Iterable[str]) -> str:
 
 def read_parquet(file: BinaryIO, origin: Origin) -> FileDocuments:
     """Parquet: each row's text in one column is a document."""
-    parquet = extra("pyarrow.parquet", origin.name)
+    parquet = import_data_extra("pyarrow.parquet", origin.name)
     with _errors(origin), _seekable(file, origin) as table:
         opened = parquet.ParquetFile(table, buffer_size=CHUNK_BYTES, pre_buffer=False)
         column = _column(opened.schema_arrow, origin)
@@ -74,7 +80,7 @@ def read_parquet(file: BinaryIO, origin: Origin) -> FileDocuments:
 
 def read_arrow(file: BinaryIO, origin: Origin) -> FileDocuments:
     """Arrow's stream or file format, as `datasets` saves it: each row's text in one column is a document."""
-    ipc = extra("pyarrow.ipc", origin.name)
+    ipc = import_data_extra("pyarrow.ipc", origin.name)
     with _errors(origin), _seekable(file, origin) as table:
         is_file = table.read(6) == b"ARROW1"
         table.seek(0)
@@ -93,7 +99,7 @@ def _rows(column: Any) -> Iterator[Iterator[TextChunk]]:
 
 
 def _column(schema: Any, origin: Origin) -> ChosenField:
-    types = extra("pyarrow", origin.name).types
+    types = import_data_extra("pyarrow", origin.name).types
 
     def is_text(kind: Any) -> bool:
         kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -120,7 +126,7 @@ def _column(schema: Any, origin: Origin) -> ChosenField:
 @contextmanager
 def _errors(origin: Origin) -> Iterator[None]:
     """Turn pyarrow's errors for a damaged file into DocumentError."""
-    arrow = extra("pyarrow", origin.name)
+    arrow = import_data_extra("pyarrow", origin.name)
     try:
         yield
     except (arrow.lib.ArrowException, OSError) as error:

@@ -13,7 +13,11 @@ from pellucid.json_files import MOST_BYTES, read_regular
 from pellucid.text.tokenizers.base import OPTIONS_FILE, TokenizerError, options_in, token_name
 from pellucid.text.tokenizers.post_processor import pipeline_steps
 
-LISTED, NAMED, ADDED = "added_tokens_decoder", "special_tokens_map.json", "added_tokens.json"
+ADDED_TOKENS_ENTRY, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE = (
+    "added_tokens_decoder",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 #: files that stand in Pellucid's own folders, whose tokenizer.json is complete
 OWN_FILES = ("recipe.json", "architecture.json")
@@ -23,8 +27,8 @@ PLAIN_CLASSES = (None, "PreTrainedTokenizerFast", "PreTrainedTokenizer", "Tokeni
 
 def options_beside(folder: Path) -> dict[str, Any]:
     """The content of tokenizer_config.json; without a list of tokens in it, special_tokens_map.json goes before it."""
-    options = _read(folder / OPTIONS_FILE)
-    return options if LISTED in options else options | _read(folder / NAMED)
+    options = _read_json_object(folder / OPTIONS_FILE)
+    return options if ADDED_TOKENS_ENTRY in options else options | _read_json_object(folder / SPECIAL_TOKENS_FILE)
 
 
 def named_tokens(options: Mapping[str, Any]) -> dict[str, str]:
@@ -51,16 +55,16 @@ def with_tokens_beside(text: str, content: Mapping[str, Any], folder: Path) -> s
     ids = vocabulary if isinstance(vocabulary, dict) else {entry[0]: i for i, entry in enumerate(vocabulary)}
     by_name = {token["content"]: token for token in added}
     in_our_folder = any((folder / name).exists() for name in OWN_FILES)
-    named = dict.fromkeys(() if in_our_folder else [*named_tokens(options).values(), *_extra(options)])
+    named = dict.fromkeys(() if in_our_folder else [*named_tokens(options).values(), *_extra_special_tokens(options)])
     free = max([len(ids) - 1, *(token["id"] for token in by_name.values())]) + 1
-    for entry, listed in _listed(options, folder, named):
+    for entry, listed in _listed_tokens(options, folder, named):
         name = entry["content"]
         known = by_name.get(name, {})
-        if known and (LISTED not in options or all(known.get(flag) == entry[flag] for flag in FLAGS)):
+        if known and (ADDED_TOKENS_ENTRY not in options or all(known.get(flag) == entry[flag] for flag in FLAGS)):
             entry = known
         elif name in named:
             entry["special"] = True
-        free = _add(entry, by_name, ids, free)
+        free = _add_token(entry, by_name, ids, free)
         if by_name[name]["id"] != listed:
             raise TokenizerError(
                 f"the files beside it give the token {name[:60]!r} id {listed}, where this file leaves id "
@@ -70,14 +74,14 @@ def with_tokens_beside(text: str, content: Mapping[str, Any], folder: Path) -> s
     for name in named:
         if name not in by_name:
             flags = dict.fromkeys(FLAGS, False) | {"special": True}
-            free = _add({"content": name} | flags, by_name, ids, free)
+            free = _add_token({"content": name} | flags, by_name, ids, free)
     changed = dict(content) | {"added_tokens": sorted(by_name.values(), key=lambda token: token["id"])}
     spaced = _with_prefix_space(changed, options)
     unchanged = not spaced and len(by_name) == len(added) and all(by_name[t["content"]] == t for t in added)
     return text if unchanged else json.dumps(changed, ensure_ascii=False)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
@@ -86,20 +90,23 @@ def _read(path: Path) -> dict[str, Any]:
         raise TokenizerError(f"{path.name} beside it cannot be read: {error}") from None
 
 
-def _extra(options: Mapping[str, Any]) -> list[str]:
+def _extra_special_tokens(options: Mapping[str, Any]) -> list[str]:
     """The special tokens without a use of their own."""
     extra = options.get("extra_special_tokens") or options.get("additional_special_tokens")
     return [name for entry in extra if (name := token_name(entry))] if isinstance(extra, list) else []
 
 
-def _listed(options: Mapping[str, Any], folder: Path, named: Container[str]) -> list[tuple[dict[str, Any], int]]:
+def _listed_tokens(options: Mapping[str, Any], folder: Path, named: Container[str]) -> list[tuple[dict[str, Any], int]]:
     """The listed tokens as entries of `added_tokens` without ids, and their ids, which are in order."""
-    file, tokens = OPTIONS_FILE, options.get(LISTED)
-    if LISTED not in options:
-        file = ADDED
-        tokens = {number: {"content": name, "special": name in named} for name, number in _read(folder / ADDED).items()}
+    file, tokens = OPTIONS_FILE, options.get(ADDED_TOKENS_ENTRY)
+    if ADDED_TOKENS_ENTRY not in options:
+        file = ADDED_TOKENS_FILE
+        tokens = {
+            number: {"content": name, "special": name in named}
+            for name, number in _read_json_object(folder / ADDED_TOKENS_FILE).items()
+        }
     if not isinstance(tokens, Mapping):
-        raise TokenizerError(f"{LISTED} in {file} is {type(tokens).__name__}: expected tokens by id")
+        raise TokenizerError(f"{ADDED_TOKENS_ENTRY} in {file} is {type(tokens).__name__}: expected tokens by id")
     listed = []
     for number, token in tokens.items():
         name = token.get("content") if isinstance(token, Mapping) else None
@@ -114,7 +121,7 @@ def _listed(options: Mapping[str, Any], folder: Path, named: Container[str]) -> 
     return sorted(listed, key=lambda one: one[1])
 
 
-def _add(entry: dict[str, Any], by_name: dict[str, dict[str, Any]], ids: Mapping[str, int], free: int) -> int:
+def _add_token(entry: dict[str, Any], by_name: dict[str, dict[str, Any]], ids: Mapping[str, int], free: int) -> int:
     """Add an entry under the id that the engine of tokenizers gives it: that of its name, else the next free one.
     Returns the next free one behind it.
     """

@@ -25,9 +25,20 @@ from pellucid.trust import Trust, trusts
 
 MODELS = {"BPE": "sentencepiece", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
 #: names of the end-of-text token; the first that is declared is used
-ENDS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>", "<end_of_turn>", "[SEP]", "<sep>")
+END_TOKENS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>", "<end_of_turn>", "[SEP]", "<sep>")
 #: steps that run in linear time and do not lengthen text, and allowed replacements
-CHANGES = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer", "Precompiled", "Strip", "Nmt")
+NORMALIZERS = (
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "Lowercase",
+    "StripAccents",
+    "BertNormalizer",
+    "Precompiled",
+    "Strip",
+    "Nmt",
+)
 CUTS = ("Metaspace", "BertPreTokenizer", "Whitespace", "WhitespaceSplit", "Punctuation", "Digits", "ByteLevel")
 JOINS = ("Metaspace", "WordPiece", "BPEDecoder", "ByteFallback", "Fuse", "Strip", "ByteLevel", "CTC")
 SPACES = ("  ", " {2,}", "\\s+", r"\s+")
@@ -53,7 +64,7 @@ class ExternalTokenizer(Tokenizer):
         self._json, content = text, json.loads(text)
         if not trusts(trust, "tokenizer"):
             check_steps(content)
-        self.separator, self.named_end = settle_end(content, ENDS, ends)
+        self.separator, self.named_end = settle_end(content, END_TOKENS, ends)
         # what the engine reads: there an end that another file names is special
         self._read_json = json.dumps(content) if self.named_end else text
         model = content["model"]
@@ -64,7 +75,7 @@ class ExternalTokenizer(Tokenizer):
         self._engine.no_padding()
         self._engine.encode_special_tokens = True
         added = content.get("added_tokens") or []
-        self._names = _names(model, added)
+        self._names = _token_names(model, added)
         self.n_vocab = len(self._names)
         self.special = {token["content"]: token["id"] for token in added if token["special"]}
         self.before, self.after = ids_around(content, self.n_vocab)
@@ -221,7 +232,7 @@ def wordpiece_json(vocab_txt: str, tokenizer_config: str = "{}") -> str:
 
 def check_steps(content: dict[str, Any]) -> None:
     """Raise TokenizerError for unknown steps, unsafe patterns, long insertions, and steps that multiply a text."""
-    parts = (("normalizer", "normalizers", CHANGES), ("pre_tokenizer", "pretokenizers", CUTS))
+    parts = (("normalizer", "normalizers", NORMALIZERS), ("pre_tokenizer", "pretokenizers", CUTS))
     for part, inner, known in (*parts, ("decoder", "decoders", JOINS)):
         for step in pipeline_steps(content.get(part), inner):
             kind, pattern = step.get("type"), step.get("pattern") or {}
@@ -237,7 +248,7 @@ def check_steps(content: dict[str, Any]) -> None:
     check_growth(content)
 
 
-def _names(model: dict[str, Any], added: list[dict[str, Any]]) -> list[str]:
+def _token_names(model: dict[str, Any], added: list[dict[str, Any]]) -> list[str]:
     """Token names by id; an id without a token is called ""."""
     vocabulary = model["vocab"]
     entries = {i: name for name, i in vocabulary.items()} if isinstance(vocabulary, dict) else {}

@@ -37,7 +37,7 @@ def train_tokenizer(
     check_learning(kind, n_vocab, pattern=pattern, sample=sample)
     reading = replace(reading or ReadOptions(), field=field) if field else reading
     corpus = read_corpus([str(path) for path in inputs], progress, reading)
-    texts = told(corpus.texts(), int(corpus.documents.rows["n_characters"].sum()), progress)
+    texts = with_progress(corpus.texts(), int(corpus.documents.rows["n_characters"].sum()), progress)
     tokenizer = make_tokenizer(kind, texts, n_vocab, pattern=pattern, sample=sample)
     tokenizer.notes = (
         *tokenizer.notes,
@@ -49,7 +49,7 @@ def train_tokenizer(
     return tokenizer
 
 
-def told(texts: Iterable[str], total: int, progress: Progress) -> Iterator[str]:
+def with_progress(texts: Iterable[str], total: int, progress: Progress) -> Iterator[str]:
     """Yield the texts and report to `progress`, which may raise, how many of their characters have been read."""
     n = 0
     for text in texts:

@@ -6,9 +6,9 @@ from typing import Any
 from pellucid.text.tokenizers.base import TokenizerError
 
 #: the ids before a text, and those after it
-Around = tuple[tuple[int, ...], tuple[int, ...]]
+PrefixAndSuffix = tuple[tuple[int, ...], tuple[int, ...]]
 #: ids beside a text, at most; the tokenizers in use put one or two there
-MOST_AROUND = 64
+MOST_ADDED_IDS = 64
 
 
 def pipeline_steps(part: Any, inner: str) -> list[dict]:
@@ -22,17 +22,17 @@ def pipeline_steps(part: Any, inner: str) -> list[dict]:
     )
 
 
-def ids_around(content: Mapping[str, Any], n_vocab: int) -> Around:
+def ids_around(content: Mapping[str, Any], n_vocab: int) -> PrefixAndSuffix:
     """The ids before and after a single text; none where the steps do something else than to add ids around it.
 
     Raises TokenizerError for ids outside the vocabulary.
     """
     # ByteLevel only moves the borders of tokens in the text
     steps = [s for s in pipeline_steps(content.get("post_processor"), "processors") if s.get("type") != "ByteLevel"]
-    before, after = _added_by(steps[0]) if len(steps) == 1 else ((), ())
-    if (n := len(before) + len(after)) > MOST_AROUND:
+    before, after = _ids_added_by(steps[0]) if len(steps) == 1 else ((), ())
+    if (n := len(before) + len(after)) > MOST_ADDED_IDS:
         raise TokenizerError(
-            f"the post_processor of tokenizer.json puts {n:,} ids beside a text: expected {MOST_AROUND} at most"
+            f"the post_processor of tokenizer.json puts {n:,} ids beside a text: expected {MOST_ADDED_IDS} at most"
         )
     if outside := [i for i in (*before, *after) if type(i) is not int or not 0 <= i < n_vocab]:
         raise TokenizerError(
@@ -42,7 +42,7 @@ def ids_around(content: Mapping[str, Any], n_vocab: int) -> Around:
     return before, after
 
 
-def _added_by(step: Mapping[str, Any]) -> Around:
+def _ids_added_by(step: Mapping[str, Any]) -> PrefixAndSuffix:
     """The ids that one step adds."""
     if step.get("type") in ("BertProcessing", "RobertaProcessing"):
         return (step["cls"][1],), (step["sep"][1],)

@@ -14,7 +14,7 @@ from pellucid.text.tokenizers.symbols import byte_characters
 #: a run of letters and digits
 WORD = re.compile(r"\w+")
 #: how many characters of a text decide its script
-LOOKED_AT = 4096
+SCRIPT_CHARACTERS = 4096
 
 
 @dataclass
@@ -85,7 +85,7 @@ def survey(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> Survey:
     for name, text in texts:
         ids = np.concatenate([*tokenizer.encode_pieces([text]), np.zeros(0, dtype=np.int64)])
         result.counts += np.bincount(ids, minlength=tokenizer.n_vocab)
-        script = script_of(text[:LOOKED_AT])
+        script = script_of(text[:SCRIPT_CHARACTERS])
         places = result.by_file.setdefault(name, Measure()), result.by_script.setdefault(script, Measure())
         for measure in (result.total, *places):
             measure.add(text, ids, tokenizer.unknown)

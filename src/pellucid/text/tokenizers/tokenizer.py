@@ -29,16 +29,16 @@ __all__ = [
     "BPETokenizer",
     "ByteTokenizer",
     "CharTokenizer",
-    "Kind",
     "Stream",
     "Tokenizer",
     "TokenizerError",
+    "TokenizerKind",
     "WordTokenizer",
     "learn_tokenizer",
     "load_tokenizer",
 ]
 
-Kind = Literal["bpe", "word", "char", "byte"]
+TokenizerKind = Literal["bpe", "word", "char", "byte"]
 #: the kinds that take n_vocab
 LEARNED = ("bpe", "word")
 #: the least n_vocab of these kinds, and what it consists of
@@ -84,8 +84,8 @@ def learn_tokenizer(
 
 def check_learning(kind: str, n_vocab: int | None, *, pattern: str = "gpt2", sample: float = 1.0) -> None:
     """Raise TokenizerError if these options of `learn_tokenizer` do not go together, before any text is read."""
-    if kind not in get_args(Kind):
-        raise TokenizerError(f"tokenizer kind {kind!r}: choose one of {', '.join(get_args(Kind))}")
+    if kind not in get_args(TokenizerKind):
+        raise TokenizerError(f"tokenizer kind {kind!r}: choose one of {', '.join(get_args(TokenizerKind))}")
     if kind != "bpe" and pattern != "gpt2":
         raise TokenizerError(f"pattern = {pattern!r}: tokenizer kind {kind!r} has none; leave it out")
     if not 0 < sample <= 1:
@@ -130,7 +130,7 @@ def load_tokenizer(path: str | Path, *, trust: Trust = False, ends: Sequence[int
             f"{file}: there is no such tokenizer; expected a tokenizer.json, a vocab.txt or a folder holding one"
         )
     first = files[0]
-    texts = [_read(file) for file in files]
+    texts = [_read_text_file(file) for file in files]
     try:
         try:
             tokenizer = _tokenizer_of(first, texts, trust)
@@ -168,7 +168,7 @@ def _ends_named_beside(file: Path) -> list[str]:
     path = file.with_name(OPTIONS_FILE)
     if not path.exists():
         return []
-    name = token_name(options_in(_read(path)).get("eos_token"))
+    name = token_name(options_in(_read_text_file(path)).get("eos_token"))
     return [name] if name else []
 
 
@@ -178,7 +178,7 @@ def _with_ids_beside(file: Path, tokenizer: Tokenizer) -> Tokenizer:
     # beside a config.json, which says the same, a file of this name is somebody else's
     if not path.exists() or file.with_name("config.json").exists():
         return tokenizer
-    content = options_in(_read(path), IDS_FILE)
+    content = options_in(_read_text_file(path), IDS_FILE)
     start, ends = content.get("start"), content.get("ends", [])
     if not isinstance(ends, list) or any(type(i) is not int or i < 0 for i in [*ends, 0 if start is None else start]):
         raise TokenizerError(
@@ -215,7 +215,7 @@ def _with_options(files: list[Path]) -> list[Path]:
     return [*files, options] if options.exists() else files
 
 
-def _read(path: Path) -> str:
+def _read_text_file(path: Path) -> str:
     """The text of a regular file."""
     try:
         return read_regular(path, LONGEST_FILE).decode("utf-8")

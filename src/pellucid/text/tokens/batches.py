@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pellucid.text.tokens.store import Part, Tokens, check_ids
+from pellucid.text.tokens.store import Tokens, TokenSequence, check_ids
 
 #: rounds of the Feistel permutation
 ROUNDS = 6
@@ -69,7 +69,9 @@ class Batches:
     tokens for one window.
     """
 
-    def __init__(self, tokens: Part | Tokens, n_ctx: int, batch: int, seed: int = 0, *, inside_documents: bool = False):
+    def __init__(
+        self, tokens: TokenSequence | Tokens, n_ctx: int, batch: int, seed: int = 0, *, inside_documents: bool = False
+    ):
         self.part = tokens.part("train") if isinstance(tokens, Tokens) else tokens
         if n_ctx < 1 or batch < 1:
             raise BatchesError(f"n_ctx = {n_ctx}, batch = {batch}: expected at least 1 of each")
@@ -141,7 +143,7 @@ def drawn_numbers(step: int, batch: int, n: int, seed: int) -> np.ndarray:
 
 
 def windows(
-    tokens: Part, n_ctx: int, stride: int | None = None, batch: int = 1, *, inside_documents: bool = False
+    tokens: TokenSequence, n_ctx: int, stride: int | None = None, batch: int = 1, *, inside_documents: bool = False
 ) -> Iterator[ScoredBatch]:
     """Windows that score every token after the first exactly once, in order.
 
@@ -178,7 +180,9 @@ def lay_windows(n: int, n_ctx: int, stride: int, first: int = 1) -> Iterator[tup
         first, end = end + 1, min(n, end + stride)
 
 
-def _windows(tokens: Part, length: int, stride: int, batch: int, inside_documents: bool) -> Iterator[ScoredBatch]:
+def _windows(
+    tokens: TokenSequence, length: int, stride: int, batch: int, inside_documents: bool
+) -> Iterator[ScoredBatch]:
     laid = lay_windows(len(tokens) - 1, length, stride)
     while group := list(itertools.islice(laid, batch)):
         starts, _, scored = (np.array(column) for column in zip(*group, strict=True))
@@ -190,7 +194,7 @@ def _windows(tokens: Part, length: int, stride: int, batch: int, inside_document
         yield ScoredBatch(rows[:, :-1], rows[:, 1:], *borders, counts=counts)
 
 
-def _borders(part: Part, starts: np.ndarray, n_ctx: int, ring: bool) -> tuple[np.ndarray, np.ndarray]:
+def _borders(part: TokenSequence, starts: np.ndarray, n_ctx: int, ring: bool) -> tuple[np.ndarray, np.ndarray]:
     """Document numbers, and positions within documents, of the inputs of windows, int64 [batch, n_ctx]."""
     at = starts[:, None] + np.arange(n_ctx)
     laps, at = np.divmod(at, len(part)) if ring else (np.zeros_like(at), at)

@@ -16,7 +16,7 @@ from pellucid.text.chat_template import ChatError, ChatTemplate, is_learned
 from pellucid.text.read.conversations import ConversationsError, ConversationSplit
 from pellucid.text.read.known_scans import hash_of_code
 from pellucid.text.read.rows import Progress
-from pellucid.text.split import PARTS
+from pellucid.text.split import SPLIT_PARTS
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokens.store import save_array
 from pellucid.text.tokens.stored_rows import RowTokens, StoredRows, manifest_of, prepare_rows, write_rows
@@ -153,11 +153,14 @@ def prepare_conversations(
         tokenizer,
         folder,
         decided_by,
-        lambda working: {name: _write_part(split, name, tokenizer, template, working, progress) for name in PARTS},
+        lambda working: {
+            name: _write_part_tokens(split, name, tokenizer, template, working, progress) for name in SPLIT_PARTS
+        },
     )
     about = stored.manifest["parts"]
     parts = {
-        name: ConversationPart(stored.part(name), about[name]["unknown"], name, split.numbers(name)) for name in PARTS
+        name: ConversationPart(stored.part(name), about[name]["unknown"], name, split.numbers(name))
+        for name in SPLIT_PARTS
     }
     counts = {
         name: {
@@ -179,7 +182,7 @@ def _code() -> str:
     return hash_of_code((Path(__file__), *Path(__file__).parents[1].glob("*.py")), ("jinja2",))
 
 
-def _write_part(
+def _write_part_tokens(
     split: ConversationSplit,
     name: str,
     tokenizer: Tokenizer,

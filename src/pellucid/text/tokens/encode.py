@@ -58,7 +58,7 @@ def units_of(documents: Iterable[Iterator[TextChunk]], tokenizer: Tokenizer, cou
     ends: list[bool] = []
     size = 0
     for pieces in documents:
-        for text, last in _with_last(tokenizer.chunks(counted.texts(pieces))):
+        for text, last in _with_last_flag(tokenizer.chunks(counted.texts(pieces))):
             texts.append(text)
             ends.append(last)
             size += len(text)
@@ -69,7 +69,7 @@ def units_of(documents: Iterable[Iterator[TextChunk]], tokenizer: Tokenizer, cou
         yield Unit(texts, ends, counted.n_bytes)
 
 
-def _with_last(chunks: Iterator[str]) -> Iterator[tuple[str, bool]]:
+def _with_last_flag(chunks: Iterator[str]) -> Iterator[tuple[str, bool]]:
     """Each chunk with True for the last one."""
     held = next(chunks, None)
     for chunk in chunks:

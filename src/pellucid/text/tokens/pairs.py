@@ -11,15 +11,15 @@ import numpy as np
 from pellucid.text.read.known_scans import hash_of_code
 from pellucid.text.read.pairs import PairsError, PairSplit
 from pellucid.text.read.rows import LINES_AT_ONCE, Progress
-from pellucid.text.split import PARTS
+from pellucid.text.split import SPLIT_PARTS
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokens.stored_rows import RowTokens, StoredRows, manifest_of, prepare_rows, write_rows
 
-SIDES = ("source", "target")
+PAIR_SIDES = ("source", "target")
 
 
 @dataclass(frozen=True)
-class Side(StoredRows):
+class SideTokens(StoredRows):
     """The texts of one side, each a row that a separator ends."""
 
     def rows(self, numbers: np.ndarray, width: int, fill: int) -> tuple[np.ndarray, np.ndarray]:
@@ -39,8 +39,8 @@ class PairPart:
 
     name: str
     pairs: np.ndarray
-    source: Side
-    target: Side
+    source: SideTokens
+    target: SideTokens
     n_vocab: int
 
     def __len__(self) -> int:
@@ -108,14 +108,16 @@ def prepare_pairs(split: PairSplit, tokenizer: Tokenizer, folder: str | Path, pr
         folder,
         [_code(), tokenizer.source_ids([])],
         lambda working: {
-            f"{name}_{side}": _write_side(split, name, side, tokenizer, working, progress)
-            for name in PARTS
-            for side in SIDES
+            f"{name}_{side}": _write_side_tokens(split, name, side, tokenizer, working, progress)
+            for name in SPLIT_PARTS
+            for side in PAIR_SIDES
         },
     )
     parts, about = {}, stored.manifest["parts"]
-    for name in PARTS:
-        source, target = (Side(stored.part(part), about[part]["unknown"]) for part in (f"{name}_{s}" for s in SIDES))
+    for name in SPLIT_PARTS:
+        source, target = (
+            SideTokens(stored.part(part), about[part]["unknown"]) for part in (f"{name}_{s}" for s in PAIR_SIDES)
+        )
         parts[name] = PairPart(name, split.numbers(name), source, target, tokenizer.n_vocab)
     counts = {
         name: {
@@ -138,7 +140,7 @@ def _code() -> str:
     return hash_of_code((Path(__file__),), ())
 
 
-def _write_side(
+def _write_side_tokens(
     split: PairSplit, part: str, side: str, tokenizer: Tokenizer, folder: Path, progress: Progress
 ) -> dict[str, Any]:
     """Write one side of one part, and return its entry in the manifest."""

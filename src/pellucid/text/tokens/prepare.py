@@ -17,8 +17,8 @@ from pellucid.destination import flush_files, flush_folder, replace_file
 from pellucid.json_files import JSONFileError, open_for_locking, read_json_file
 from pellucid.text.locking import lock
 from pellucid.text.read.chunks import TextChunk
-from pellucid.text.read.known_scans import CHECK_TEXT, is_settled, stamp_of
-from pellucid.text.split import PARTS, Split
+from pellucid.text.read.known_scans import CHECK_TEXT, is_stamp_settled, stamp_of
+from pellucid.text.split import SPLIT_PARTS, Split
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokens import encode as encoding
 from pellucid.text.tokens.encode import Counter, Encoders, units_of
@@ -62,7 +62,7 @@ def prepare_tokens(
         content = {
             "sources": [vars(source) for source in split.corpus.sources],
             "split": split.to_dict(),
-            "parts": _write_parts(split, tokenizer, working, progress, shard_tokens, workers),
+            "parts": _write_split(split, tokenizer, working, progress, shard_tokens, workers),
             "held_out": {"note": split.note, "documents": split.held_out_documents()},
         }
         write_manifest(working, tokenizer, content)
@@ -98,7 +98,7 @@ def verify_changed(tokens: Tokens) -> None:
     with contextlib.suppress(OSError, JSONFileError):
         if not CHECK_TEXT.get() and read_json_file(path) == stamps:
             return
-    were_settled = all(map(is_settled, stamps.values()))
+    were_settled = all(map(is_stamp_settled, stamps.values()))
     tokens.verify()
     if were_settled:
         with contextlib.suppress(OSError):
@@ -142,7 +142,7 @@ def working_folder(final: Path) -> Iterator[Path]:
                 shutil.rmtree(working, ignore_errors=True)
 
 
-def _write_parts(
+def _write_split(
     split: Split, tokenizer: Tokenizer, folder: Path, progress: Progress, shard_tokens: int, workers: int | None
 ) -> dict[str, dict[str, Any]]:
     """Write the shards of both parts, and return the parts' entries in the manifest."""
@@ -151,7 +151,7 @@ def _write_parts(
     n = choose_workers(total) if workers is None else workers
     with Encoders(tokenizer, folder, n) as encoders:
         return {
-            name: _write_part(
+            name: _write_shards(
                 split.documents(name),
                 name,
                 tokenizer,
@@ -161,11 +161,11 @@ def _write_parts(
                 counted,
                 lambda done: progress("encoding", done, total) if progress else None,
             )
-            for name in PARTS
+            for name in SPLIT_PARTS
         }
 
 
-def _write_part(
+def _write_shards(
     documents: Iterator[Iterator[TextChunk]],
     name: str,
     tokenizer: Tokenizer,

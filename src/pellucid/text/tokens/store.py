@@ -38,7 +38,7 @@ class TokensError(ValueError):
     """A folder of tokens is damaged or belongs to other text, or ids do not fit the vocabulary."""
 
 
-class Part:
+class TokenSequence:
     """One part of a corpus as one long sequence of ids, read from its shards on demand.
 
     n_vocab     every id is below this
@@ -131,7 +131,7 @@ class Tokens:
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, folder: Path, manifest: dict[str, Any], parts: dict[str, Part]):
+    def __init__(self, folder: Path, manifest: dict[str, Any], parts: dict[str, TokenSequence]):
         self.folder, self.manifest, self._parts = folder, manifest, parts
         self.n_vocab: int = manifest["tokenizer"]["n_vocab"]
         self.separator: int = manifest["tokenizer"]["separator"]
@@ -166,13 +166,13 @@ class Tokens:
         _ = tokens.checksums  # a manifest without one of them is damaged
         return tokens
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> TokenSequence:
         """The part called `name`: train or held_out."""
         if name not in self._parts:
             raise TokensError(f"there is no part {name!r} in {self.folder}: choose one of {', '.join(self._parts)}")
         return self._parts[name]
 
-    def with_parts(self, **parts: Part) -> "Tokens":
+    def with_parts(self, **parts: TokenSequence) -> "Tokens":
         """The same tokens with other parts in the place of those named; the manifest still describes the folder."""
         return Tokens(self.folder, self.manifest, self._parts | parts)
 
@@ -222,7 +222,7 @@ def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     """The differences between two manifests, one line for each file or option, for the tokenizer and for the chat
     template; where these are the same, a line for another number of tokens; empty if there are none.
     """
-    before, after = ({_named(s): s for s in manifest["sources"]} for manifest in (old, new))
+    before, after = ({_source_label(s): s for s in manifest["sources"]} for manifest in (old, new))
     lines = [f"{path} is gone" for path in before if path not in after]
     lines += [f"{path} is new" for path in after if path not in before]
     for path in before.keys() & after.keys():
@@ -254,16 +254,16 @@ def _other_counts(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return []
 
 
-def _named(source: dict[str, Any]) -> str:
+def _source_label(source: dict[str, Any]) -> str:
     """The name of a file in a difference. A held-out file is marked, as a training file may have the same name."""
     return f"the held-out file {source['path']}" if source.get("held_out") else source["path"]
 
 
-def _open_part(folder: Path, name: str, part: dict[str, Any], made_by: dict[str, Any]) -> Part:
-    paths = [folder / _plain_name(shard["file"]) for shard in part["shards"]]
+def _open_part(folder: Path, name: str, part: dict[str, Any], made_by: dict[str, Any]) -> TokenSequence:
+    paths = [folder / _checked_file_name(shard["file"]) for shard in part["shards"]]
     shards = [_open_shard(path, shard["tokens"], made_by) for path, shard in zip(paths, part["shards"], strict=True)]
     starts = _open_array(folder, part, "documents", part["documents"])
-    opened = Part(shards, starts, made_by["n_vocab"], part["bytes"], name)
+    opened = TokenSequence(shards, starts, made_by["n_vocab"], part["bytes"], name)
     if "answers_file" in part:
         opened.answers = np.asarray(_open_array(folder, part, "answers", part["tokens"]))
         paths.append(folder / part["answers_file"])
@@ -272,7 +272,7 @@ def _open_part(folder: Path, name: str, part: dict[str, Any], made_by: dict[str,
 
 
 def _open_array(folder: Path, part: dict[str, Any], what: str, length: int) -> np.ndarray:
-    path = folder / _plain_name(part[f"{what}_file"])
+    path = folder / _checked_file_name(part[f"{what}_file"])
     try:
         array = np.load(check_regular(path), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -282,7 +282,7 @@ def _open_array(folder: Path, part: dict[str, Any], what: str, length: int) -> n
     return array
 
 
-def _plain_name(name: str) -> str:
+def _checked_file_name(name: str) -> str:
     """The file name itself. Raises TokensError for a name that leads out of the folder."""
     if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\:\0"):
         raise TokensError(

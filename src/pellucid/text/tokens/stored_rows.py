@@ -13,10 +13,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from pellucid.text.read.rows import RowSplit
-from pellucid.text.split import PARTS
+from pellucid.text.split import SPLIT_PARTS
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokens.prepare import existing_tokens, publish, working_folder
-from pellucid.text.tokens.store import FORMAT, Part, Tokens, tokenizer_entry, write_manifest
+from pellucid.text.tokens.store import FORMAT, Tokens, TokenSequence, tokenizer_entry, write_manifest
 from pellucid.text.tokens.writer import PartWriter, remove_journal
 
 PartT = TypeVar("PartT")
@@ -27,7 +27,7 @@ SplitT = TypeVar("SplitT", bound=RowSplit[Any])
 class StoredRows:
     """Rows of ids as one flat array. Row k is ids[starts[k] : starts[k + 1]], and `n_bytes` are those of the texts."""
 
-    stored: Part
+    stored: TokenSequence
     unknown: int
 
     @property
@@ -78,8 +78,8 @@ def prepare_rows(
     about what was damaged. KEY is a hash of the rows' content, wherever they were read, of the tokenizer, and of
     `decided_by`, what else decides the ids.
     """
-    rows = [hashlib.sha256() for _ in PARTS]
-    for digest, name in zip(rows, PARTS, strict=True):
+    rows = [hashlib.sha256() for _ in SPLIT_PARTS]
+    for digest, name in zip(rows, SPLIT_PARTS, strict=True):
         for number in split.numbers(name):
             digest.update(json.dumps(split.corpus.rows[number]).encode() + b"\n")
     content = [FORMAT, [digest.hexdigest() for digest in rows], tokenizer.hash, tokenizer.separator, *decided_by]
