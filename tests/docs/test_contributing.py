@@ -85,7 +85,7 @@ TOYS: dict[str, tuple[PositionalScheme, str, type[nn.Module], str, Callable, str
     ),
     "binary-digits": (
         PositionalScheme("stream"),
-        *("ADDED", BinaryDigits, "ADDED", binary_digits, "(\\lfloor i / 2^k \\rfloor \\bmod 2)_k"),
+        *("ADDED_POSITIONS", BinaryDigits, "POSITION_ROWS", binary_digits, "(\\lfloor i / 2^k \\rfloor \\bmod 2)_k"),
     ),
 }
 
@@ -110,7 +110,15 @@ def toy_scheme(request, monkeypatch) -> str:
 
 def test_the_recipe_names_the_places_of_a_positional_scheme():
     places = {"architecture.py", "model/positions.py", "reference/positions.py", "look/steps.py"}
-    tables = {"Positions.kind", "POSITIONAL_SCHEMES", "ADDED", "ROTATED", "SCORE_BIAS", "SHARED_SCORE_BIAS"}
+    tables = {
+        "Positions.kind",
+        "POSITIONAL_SCHEMES",
+        "ADDED_POSITIONS",
+        "POSITION_ROWS",
+        "ROTATED",
+        "SCORE_BIAS",
+        "SHARED_SCORE_BIAS",
+    }
     assert places | tables | {"POSITION_TEX"} <= places_of("Add a positional scheme")
 
 
