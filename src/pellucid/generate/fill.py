@@ -21,7 +21,7 @@ class Filling:
 
 
 def fill(model: Model, text: str, *, top: int = 5) -> list[Filling]:
-    """For each [MASK] in `text`, the `top` likeliest tokens given everything else   (S3, slide 2; Devlin et al. 2018).
+    """For each [MASK] in `text`, the `top` likeliest tokens given everything else   (Devlin et al. 2018).
 
     The network reads what the model's own tokenizer puts before and after a text too, such as [CLS] and [SEP].
 

@@ -14,7 +14,7 @@ from pellucid.model.tap import OFF, Tap
 
 
 class MultiHeadAttention(nn.Module):
-    """out_i = concat_h(sum_j A^h_ij v_j) W_O^T,  A = softmax_j(scale q_i . k_j + mask)   (S0 (3.2); S1 1.1.2; S3; S4)
+    """out_i = concat_h(sum_j A^h_ij v_j) W_O^T,  A = softmax_j(scale q_i . k_j + mask)   (Becker-Kahn (3.2))
 
     `cross`: keys and values are read from an encoder's output, without rotation.
     """
@@ -85,7 +85,7 @@ class MultiHeadAttention(nn.Module):
         return total if self.out.bias is None else total + self.out.bias
 
     def results(self, z: Queries, tap: Tap) -> HeadResults:
-        """result_h = z_h W_O^h^T   (S0 (3.6))"""
+        """result_h = z_h W_O^h^T   (Becker-Kahn (3.6))"""
         w = self.out.weight.unflatten(1, (-1, self.d_head))
         return tap("result", torch.einsum("bhid,mhd->bhim", z, w))
 

@@ -41,7 +41,7 @@ def block_norm(a: Architecture, layer: int, name: str) -> nn.Module:
 
 
 class PreBlock(nn.Module):
-    """x += attn(norm_1(x));  x += mlp(norm_2(x))   (S1, S4; S0 (4.1), (4.2) where norm is none)
+    """x += attn(norm_1(x));  x += mlp(norm_2(x))   (Goon; Dobriban; Becker-Kahn (4.1), (4.2) without norm)
 
     inner: x += norm_1_out(attn(x)) and x += norm_2_out(mlp(x)) (Liu et al. 2021, Swin v2; OLMo 2), sandwich: with all
     four (Ding et al. 2021). A norm that the word does not name leaves its vector unchanged, and so does norm_1 of block
@@ -77,7 +77,7 @@ class PreBlock(nn.Module):
 
 
 class PostBlock(PreBlock):
-    """x = norm_1(x + attn(x));  x = norm_2(x + mlp(x))   (S3, slide 8; Vaswani et al. 2017)"""
+    """x = norm_1(x + attn(x));  x = norm_2(x + mlp(x))   (AP and MF, slide 8; Vaswani et al. 2017)"""
 
     def forward(self, x: Stream, inputs: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)
@@ -86,7 +86,7 @@ class PostBlock(PreBlock):
 
 
 class ParallelBlock(PreBlock):
-    """x += attn(norm_1(x)) + mlp(norm_2(x))   (S0 Remark 4.1, counting X once)"""
+    """x += attn(norm_1(x)) + mlp(norm_2(x))   (Becker-Kahn, Remark 4.1, counting X once)"""
 
     def forward(self, x: Stream, inputs: BlockInputs, cache: NoCache = NO_CACHE, tap: Tap = OFF) -> Stream:
         x = tap("resid_pre", x)

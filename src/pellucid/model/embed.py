@@ -53,7 +53,7 @@ def rows_of_ngrams(
 
 
 class Embed(nn.Module):
-    """x_i = c P W_E[t_i] (+ position i) (+ W_S[s_i]) (+ n-grams), normalised where wanted   (S0 (1.3), Rem. 1.2)
+    """x_i = c P W_E[t_i] (+ position i) (+ W_S[s_i]) (+ n-grams), normalised where wanted   (Becker-Kahn (1.3))
 
     P is the identity unless the rows of W_E have a width of their own, d_embed   (Lan et al. 2019, section 3.1).
     """
@@ -137,7 +137,7 @@ class SoftCap(nn.Module):
 
 
 class Unembed(nn.Module):
-    """logits = c x Q^T W_U^T with c = logit_scale, capped where the architecture says so   (S0 (1.5))
+    """logits = c x Q^T W_U^T with c = logit_scale, capped where the architecture says so   (Becker-Kahn (1.5))
 
     Q is the identity unless the rows of W_U have a width of their own, d_embed.
     """

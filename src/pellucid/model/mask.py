@@ -15,7 +15,7 @@ from pellucid.model.shapes import PositionIds, Visible
 
 
 def causal(i: Tensor, j: Tensor) -> Tensor:
-    """j <= i (S1, with its printed inequality turned round; S4)."""
+    """j <= i (Goon, with its printed inequality turned round)."""
     return j <= i
 
 

@@ -35,7 +35,7 @@ ACTIVATION = {
 
 
 class PlainMLP(nn.Module):
-    """a_l = f(a_{l-1} W_l^T + b_l) for each hidden layer, then W_out   (S0 (2.5)-(2.7), with f not on the input)"""
+    """a_l = f(a_{l-1} W_l^T + b_l) for each hidden layer, then W_out   (Becker-Kahn (2.5)-(2.7))"""
 
     def __init__(self, a: Architecture, d_ff: int):
         super().__init__()

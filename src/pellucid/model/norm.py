@@ -56,7 +56,7 @@ class ScaledNorm(nn.Module):
 
 
 class LayerNorm(ScaledNorm):
-    """gain * (x - mu) / sigma + bias,  sigma = sqrt(var(x) + eps)   (Ba et al. 2016; S4, normalisation)"""
+    """gain * (x - mu) / sigma + bias,  sigma = sqrt(var(x) + eps)   (Ba et al. 2016)"""
 
     def __init__(self, a: Architecture, width: int, has_bias: bool = True):
         super().__init__(a, width)
@@ -79,7 +79,7 @@ class LayerNorm(ScaledNorm):
 
 
 class LayerNormEpsOutside(LayerNorm):
-    """sigma = sqrt(var(x)) + eps   (S3, slide 9, with its lost minus sign restored)"""
+    """sigma = sqrt(var(x)) + eps   (AP and MF, slide 9, with its lost minus sign restored)"""
 
     def fused(self, x: Tensor) -> Tensor:
         return self.written_out(x)

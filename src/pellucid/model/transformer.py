@@ -110,7 +110,7 @@ class Backbone(nn.Module):
 
 
 class Transformer(Backbone):
-    """T: tokens t_1 ... t_n to logits, row i for the token that follows t_i   (S0 4.3; S1 1.1; S3; S4)"""
+    """T: tokens t_1 ... t_n to logits, row i for the token that follows t_i   (Becker-Kahn 4.3; Goon 1.1)"""
 
     def __init__(self, a: Architecture):
         super().__init__(a)

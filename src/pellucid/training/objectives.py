@@ -1,9 +1,9 @@
 """What is predicted from what. The shift between inputs and targets belongs here, not to the model.
 
-next-token     every token from those before it                       (GPT: S0 4.3, S4; Radford et al. 2018)
+next-token     every token from those before it                       (GPT: Becker-Kahn 4.3; Radford et al. 2018)
 prefix         every token behind a prefix that is read both ways     (Liu et al. 2018; Raffel et al. 2020)
-masked         tokens that were hidden, from all the others           (S3, slide 2; Devlin et al. 2018)
-source-target  a target's tokens from its source and those before it  (S4; Sutskever et al. 2014; Vaswani et al. 2017)
+masked         tokens that were hidden, from all the others           (Devlin et al. 2018)
+source-target  a target's tokens from its source and those before it  (Sutskever et al. 2014; Vaswani et al. 2017)
 chat           what an assistant writes, from the conversation before  (Ouyang et al. 2022, supervised fine-tuning)
 """
 
@@ -86,7 +86,7 @@ def encoded(network: Transformer, given: MicroBatch) -> dict[str, Tensor]:
 
 
 def summed_loss(network: Transformer, given: MicroBatch, tap: Tap = OFF) -> Float[Tensor, ""]:
-    """Sum over the scored positions of -log P(target | what is read), in nats (S4, empirical risk).
+    """Sum over the scored positions of -log P(target | what is read), in nats (Dobriban, empirical risk).
 
     The sum, not the mean: passes of different sizes add up to the large batch.
     """
@@ -114,7 +114,7 @@ def scored_targets(given: MicroBatch) -> Int[Tensor, " pos"]:
 def losses_and_hits(network: Transformer, given: MicroBatch) -> tuple[Float[Tensor, "batch pos"], Visible]:
     """-log P(target) at every position, in nats, and whether the target was the likeliest token.
 
-    The two need not move together (S4, accuracy and log-loss). Where a pass of a network that no processes divide
+    The two need not move together (Dobriban, accuracy and log-loss). Where a pass of a network that no processes divide
     has MANY_LOGITS or more, LOGITS_AT_ONCE of them exist at a time, as in training.
     """
     targets = given.targets.flatten()

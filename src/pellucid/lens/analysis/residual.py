@@ -365,7 +365,7 @@ def parts_at(t: Recording, write: Write, by: By, row: int, at: slice) -> Iterato
     """The parts of one write at some positions of a row: labels, and vectors for each [part, i, m].
 
     neuron   every neuron of the last hidden layer of an MLP, a_n W_out e_n (S4; Geva et al. 2021)
-    source   every head by the token that it read from, A_ij W_OV x_j (S0 (3.6); Elhage et al. 2021)
+    source   every head by the token that it read from, A_ij W_OV x_j (Becker-Kahn (3.6); Elhage et al. 2021)
 
     Biases and edits of the sum are separate parts. Raises InputError where an edit of z or of a head's result makes a
     head something else than a sum over source tokens.

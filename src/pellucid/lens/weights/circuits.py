@@ -52,7 +52,7 @@ class Circuits(CircuitWeights):
     def virtual(self, first: tuple[int, int], second: tuple[int, int]) -> FactoredMatrix:
         """W_OV of the virtual head in which `second` reads the output of `first`: W_OV^second W_OV^first [m, m].
 
-        With fixed patterns A_1 and A_2 its pattern is A_2 A_1 (S0 Remark 3.1, erratum E-20; Elhage et al. 2021).
+        With fixed patterns A_1 and A_2 its pattern is A_2 A_1 (Becker-Kahn, Remark 3.1, with erratum E-20 corrected).
         """
         return self[second].ov @ self[first].ov
 

@@ -68,7 +68,7 @@ def weights_view(model: Model, *, fold_norms: bool = False, centre: bool = False
     where readout = none.
 
     fold_norms  W' = W diag(gain), b' = b + W bias in the linear maps after a norm, whose gain is then 1 and bias 0
-                (S1 1.1.1.1, erratum E-34)
+                (Goon 1.1.1.1, with erratum E-34 corrected)
     centre      all writes to the stream have mean zero over d_model, which layer norms subtract anyway
 
     Raises FoldError where the function would change: post-norm blocks, whose norm's output is the stream; the bert

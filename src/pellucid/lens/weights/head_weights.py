@@ -24,8 +24,8 @@ class Direction(NamedTuple):
 class Head:
     """Head `index` of block `layer`: W_Q, W_K, W_V [d, m] and W_O [m, d], acting on columns as in the source texts.
 
-        score_ij = scale (x_i^T W_QK x_j + terms of the biases)        W_QK = W_Q^T W_K      (S0 3.2, 3.3; S2 Y)
-        written_i = sum_j A_ij W_OV x_j + terms of the biases          W_OV = W_O W_V        (S0 3.4; S2 S)
+        score_ij = scale (x_i^T W_QK x_j + terms of the biases)        W_QK = W_Q^T W_K      (Becker-Kahn 3.2)
+        written_i = sum_j A_ij W_OV x_j + terms of the biases          W_OV = W_O W_V        (Becker-Kahn 3.4)
 
     where x is the head's input, after the block's norm. TransformerLens stores transposes: its W_QK is W_Q W_K^T for
     [m, d] matrices, which is the same [m, m] matrix, and its W_OV is the transpose of this one.
