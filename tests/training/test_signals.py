@@ -121,7 +121,7 @@ def encoding_text(patch, child):
 
 def choosing_the_size(patch, child):
     patch.setattr(measure, "timed", child.slowed(measure.timed, 0.5))
-    for name in ("MOST_PASSES", "ENOUGH"):
+    for name in ("MOST_PASSES", "ENOUGH_SECONDS"):
         patch.setattr(measure, name, 1e6)
     patch.setattr(sized_recipe, "PROBE_SECONDS", 1e6)
     patch.setattr(sized_recipe, "PROBE_SHARE", 1e6)
@@ -130,7 +130,7 @@ def choosing_the_size(patch, child):
 
 def measuring_a_step(patch, child):
     patch.setattr(measure, "timed", child.slowed(measure.timed, 0.3, after=2))
-    for name in ("MOST_PASSES", "ENOUGH"):
+    for name in ("MOST_PASSES", "ENOUGH_SECONDS"):
         patch.setattr(measure, name, 1e6)
     # what is left of the budget is an hour for ever
     patch.setattr(measure.time, "perf_counter", lambda: 0.0)

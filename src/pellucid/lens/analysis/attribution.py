@@ -96,6 +96,7 @@ def attribute(
     """
     check_by(t, by)
     t = t.detached()
+    readout_of(t)  # raises where there is none, and so no logits
     position = t.position(pos, row)
     one, other = t.token_id(token), None if vs is None else t.token_id(vs)
 
