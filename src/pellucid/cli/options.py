@@ -39,7 +39,7 @@ CONFIG = (OmitArgPrefixes, FlagCreatePairsOff)
 (REPEATABLE,) = typing.get_args(UseAppendAction[tuple[str, ...]])[1:]
 
 #: how often each option of the command that runs stands on its command line, by its flag
-FLAG_COUNTS: ContextVar[Mapping[str, int]] = ContextVar("GIVEN", default=types.MappingProxyType({}))
+FLAG_COUNTS: ContextVar[Mapping[str, int]] = ContextVar("FLAG_COUNTS", default=types.MappingProxyType({}))
 #: the words of the command that runs, for one that starts itself again in several processes
 ARGV: ContextVar[tuple[str, ...]] = ContextVar("ARGV", default=())
 

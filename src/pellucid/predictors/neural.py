@@ -21,7 +21,7 @@ SCORED_WINDOW = 1024
 class NeuralProbabilisticOptions(PredictorOptions):
     """y = b + W x + U tanh(d + H x),  x = (C(w_t), C(w_{t-1}), ..., C(w_{t-order+2}))
 
-    Bengio et al. 2003, equation 1; S4 "Distributed Representations for Language Modeling".
+    Bengio et al. 2003, equation 1.
     y are the logits of w_{t+1}; positions before the beginning hold the separator. direct = none leaves out W x.
     documents = inside: tokens before the last separator of a context are replaced by the separator.
     """

@@ -43,8 +43,7 @@ class UnseenContextError(NGramError):
 class NGramOptions:
     """An n-gram predictor. h are the last `order` - 1 tokens, and h' the same without the oldest.
 
-    maximum-likelihood   P(w|h) = c(hw) / c(h), undefined where c(h) = 0   (Shannon 1948; S4 "Empirical
-                         Next-Token Predictor")
+    maximum-likelihood   P(w|h) = c(hw) / c(h), undefined where c(h) = 0   (Shannon 1948)
     add-alpha            P(w|h) = (c(hw) + alpha) / (c(h) + alpha n_vocab)
     kneser-ney           P(w|h) = max(c(hw) - D, 0) / c(h) + D N(h) / c(h) P(w|h'),  D = n_1 / (n_1 + 2 n_2)
     modified-kneser-ney  the same with D_1, D_2, D_3+ for counts 1, 2, more   (Chen and Goodman 1999, section 3)

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pellucid.lens.analysis.readout import about_the_readout, is_readout_edited, readout_of
+from pellucid.lens.analysis.readout import Readout, about_the_readout, is_readout_edited, readout_of
 from pellucid.lens.analysis.residual import (
     By,
     Decomposition,
@@ -84,8 +84,8 @@ def attribute(
          the last hidden layers; expert: every expert of a mixture by itself; source: every head by the token that it
          read from. Biases are separate parts
 
-    Uses the raw weights, with the norms' scales frozen at their values in the pass; the sum is exactly the logit (S4
-    figure (Ferrando et al. 2024); Elhage et al. 2021). Effects of a part through later blocks are not included.
+    Uses the raw weights, with the norms' scales frozen at their values in the pass; the sum is exactly the logit
+    (Elhage et al. 2021; Ferrando et al. 2024). Effects of a part through later blocks are not included.
 
     With logit_cap the sum is the logit before the cap. With readout = bert the activation f of its hidden layer is
     frozen at f(h) / h, the factor by which it multiplied its input h, like a norm at its scale. The parts are exact up
@@ -96,8 +96,7 @@ def attribute(
     """
     check_by(t, by)
     t = t.detached()
-    readout_of(t)  # raises where there is none, and so no logits
-    position = t.position(pos, row)
+    readout, position = readout_of(t), t.position(pos, row)
     one, other = t.token_id(token), None if vs is None else t.token_id(vs)
 
     def difference(of_tokens: Tensor) -> Tensor:
@@ -106,7 +105,7 @@ def attribute(
 
     at = slice(position, position + 1)
     logit = difference(t.logits_before_cap()[row, at].T)
-    labels, values = split_logits(t, difference, logit, row, at, by)
+    labels, values = split_logits(t, readout, difference, logit, row, at, by)
     after_cap = float(difference(t.logits[row, position])) if t.architecture.logit_cap else None
     target = t.spell(one) if other is None else f"{t.spell(one)} - {t.spell(other)}"
     fed, source = t.spelled(row), t.source_tokens[row] if t.inputs.source is not None else []
@@ -115,14 +114,13 @@ def attribute(
 
 
 def split_logits(
-    t: Recording, combine: Callable[[Tensor], Tensor], logits: Tensor, row: int, at: slice, by: By
+    t: Recording, readout: Readout, combine: Callable[[Tensor], Tensor], logits: Tensor, row: int, at: slice, by: By
 ) -> tuple[list[str], Tensor]:
     """A combination of the logits at some positions of a row as a sum over parts: labels, and values [part, i].
 
     combine  takes that combination of the tokens, of W_U [v, m] or b_U [v]: one for all positions [...], or for each
     logits   the combination of the logits before the cap [i]
     """
-    readout = readout_of(t)
     w = combine(readout.W_U).expand(*t.ids.shape, -1)
     final, read = frozen_norm(t, "final_norm"), readout.back(w)
     u = final.back(read)

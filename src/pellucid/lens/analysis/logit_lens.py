@@ -41,7 +41,7 @@ def logit_lens(t: Recording, *, mid: bool = True, target: str | int | None = Non
     mid     also between attention and MLP, where a block has such a point
     target  a token to follow; the next token of the text unless given (the token itself for a masked model)
 
-    nostalgebraist 2020; S4 "Deep Architecture". At the last point this is the network's own output, bit for bit.
+    nostalgebraist 2020. At the last point this is the network's own output, bit for bit.
     """
     rows = list(lens_points(t, mid=mid, target=target, k=k))
     parts = ("tokens", "probabilities", "probability", "rank", "entropy", "kl")

@@ -249,7 +249,7 @@ def decompose(
     pos    a single position of `row`, counted from either end: [part, m]. It is required by neuron and by source,
            whose parts are too many to store for every position
 
-    The norms' scales are frozen at their values (S1 footnote 3; Elhage et al. 2021). Raises InputError for other
+    The norms' scales are frozen at their values (Elhage et al. 2021). Raises InputError for other
     points, and where an edit of z or of a head's result makes a head something else than a sum over source tokens.
     """
     check_by(t, by)
@@ -364,7 +364,7 @@ def parts_of(t: Recording, write: Write, by: By) -> dict[str, Tensor]:
 def parts_at(t: Recording, write: Write, by: By, row: int, at: slice) -> Iterator[tuple[list[str], Tensor]]:
     """The parts of one write at some positions of a row: labels, and vectors for each [part, i, m].
 
-    neuron   every neuron of the last hidden layer of an MLP, a_n W_out e_n (S4; Geva et al. 2021)
+    neuron   every neuron of the last hidden layer of an MLP, a_n W_out e_n (Geva et al. 2021)
     source   every head by the token that it read from, A_ij W_OV x_j (Becker-Kahn (3.6); Elhage et al. 2021)
 
     Biases and edits of the sum are separate parts. Raises InputError where an edit of z or of a head's result makes a

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from pellucid.lens.analysis.attribution import split_logits
-from pellucid.lens.analysis.readout import about_the_readout
+from pellucid.lens.analysis.readout import about_the_readout, readout_of
 from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.answers import numbers, with_arrays
 
@@ -54,7 +54,7 @@ def attribute_everywhere(t: Recording, row: int) -> tuple[list[str], Tensor, Ten
         """The targets' entries less the mean over the vocabulary [v, ...] -> [i, ...]."""
         return of_tokens[target] - of_tokens.mean(0)
 
-    return *split_logits(t, above_mean, explained, row, slice(0, n), "head"), target
+    return *split_logits(t, readout_of(t), above_mean, explained, row, slice(0, n), "head"), target
 
 
 def heads_panel(scores: Mapping[str, Sequence[Sequence[float | None]]]) -> Panel:

@@ -50,7 +50,7 @@ function Page() {
 function Chosen({ view: { pos }, set, n }) {
   const step = (to, label, sign) =>
     html`<button type="button" disabled=${to < 0 || to >= n} aria-label=${label} onClick=${() => set({ pos: to })}>${sign}</button>`;
-  return html`<div class="now">${step(pos - 1, "token before", "\u2190")}${step(pos + 1, "token after", "\u2192")}<span aria-live="polite">position ${pos} of ${n}: <${Token} text=${figure.tokens[pos]} /></span></div>`;
+  return html`<div class="now">${step(pos - 1, "token before", "\u2190")}${step(pos + 1, "token after", "\u2192")}<span aria-live="polite">position ${pos} of 0 to ${n - 1}: <${Token} text=${figure.tokens[pos]} /></span></div>`;
 }
 
 // Tokens -------------------------------------------------------------------------------------

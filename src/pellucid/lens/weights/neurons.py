@@ -11,9 +11,9 @@ from pellucid.lens.weights.factored_matrix import exact
 class Neuron:
     """m(x) = sum_n f(x . key_n + b_n) value_n + b: neuron n fires on its key and adds its value   (Geva et al. 2021)
 
-    S4 has the same interpretation. In a gated MLP the activation is f(x . gate_n + c_n) (x . key_n + b_n). x is the
-    stream after the block's norm. `hidden` is the number of the hidden layer in a deeper MLP: the first has keys, the
-    last has values. Raises CircuitError for neurons that do not exist.
+    In a gated MLP the activation is f(x . gate_n + c_n) (x . key_n + b_n). x is the stream after the block's norm.
+    `hidden` is the number of the hidden layer in a deeper MLP: the first has keys, the last has values. Raises
+    CircuitError for neurons that do not exist.
     """
 
     def __init__(self, circuits: CircuitWeights, layer: int, index: int, hidden: int = 0):

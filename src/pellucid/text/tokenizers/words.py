@@ -21,8 +21,8 @@ WORD_PATTERN = r" ?[\p{L}\p{N}]+| ?[^\s\p{L}\p{N}]|\s"
 class WordTokenizer(Tokenizer):
     """One id for each word with the blank before it: the most frequent first, then the separator and the unknown.
 
-    A word that is not in the vocabulary becomes the unknown id, which decodes as U+FFFD (S4 "Symbol Representation":
-    symbols may be words). Without blanks these are the words of `reference.tokens.split_words`.
+    A word that is not in the vocabulary becomes the unknown id, which decodes as U+FFFD (Dobriban, "Symbol
+    Representation": symbols may be words). Without blanks these are the words of `reference.tokens.split_words`.
     """
 
     kind, units = "word", "words"
