@@ -41,6 +41,7 @@ FIXED: dict[str, Any] = {
     "compile": "no",
     "device": "cpu",
     "ngram_rows": 4096,
+    "accumulate": 1,
 }
 #: preset, vocabulary and fields; from 150 MiB to 1.5 GiB
 CONFIGURATIONS: dict[str, tuple[str, int, dict[str, Any]]] = {

@@ -139,7 +139,7 @@ def pellucid_step(shape: list[int], asked: dict[str, Any], cluster: Any) -> Step
         "attention.bias": "none", "mlp.bias": "none", "norm.bias": "none", "mlp.activation": "gelu",
         "n_layers": n_layers, "n_heads": n_heads, "d_model": d_model, "n_ctx": n_ctx, "dropout": 0.0, "accumulate": 1,
         "optimizer": "adamw", "precision": "float32", "device": "cpu", "attention": "fused", "compile": "no",
-        "steps": 1 << 30, "batch": rows,
+        "steps": 1 << 30, "batch": rows, "warmup": 0,
     }  # fmt: skip
     names = ("parallel.replicate", "parallel.shard", "parallel.tensor")
     fields |= dict(zip(names, asked["layout"] or (1, 1, 1), strict=True))

@@ -129,6 +129,7 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
         "n_layers": n_layers, "n_heads": n_heads, "d_model": d_model, "n_ctx": n_ctx, "batch": batch, "dropout": 0.0,
         "optimizer": given.get("optimizer", "adamw"), "precision": given["precision"], "device": given["device"],
         "attention": given.get("attention", "fused"), "compile": "yes" if given["compile"] else "no", "steps": 1 << 30,
+        "warmup": 0,
     }  # fmt: skip
     recipe = make_recipe(("ids",), given.get("preset", "gpt2"), {**BIASLESS, **fields})
     recipe = with_record(replace(recipe, model=with_vocabulary(recipe.model, n_vocab)), decay=(1 << 30, 1 << 30))
@@ -149,9 +150,11 @@ def pellucid(given: dict[str, Any], ids: np.ndarray) -> tuple[Any, Step]:
     trainable = TransformerTrainable(recipe)
     trainable.network, trainable.data = network, Data()  # type: ignore[assignment]
     trainable.loss = compiled(loss) if given["compile"] else loss
+    metrics = MetricsFile(folder / "metrics.jsonl")
+    UNTIL_THE_END.callback(metrics.close)
     training = Trainer(
         run_dir=folder, trainable=trainable, optimizer=make_optimizer(recipe, network), reporter=Silent(),
-        metrics=MetricsFile(folder / "metrics.jsonl"), interruption=Interruption(),
+        metrics=metrics, interruption=Interruption(),
     )  # type: ignore[arg-type]  # fmt: skip
 
     def step() -> None:

@@ -3,11 +3,13 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import quick
+from benchmarks import quick, training_worker
 from benchmarks.quick import LoggedRatio, compare, kind_of_machine, read_log, verdict, write_log
 from benchmarks.side_by_side import Measured
 from benchmarks.training import peak_of
@@ -99,3 +101,15 @@ def test_what_is_logged_is_what_is_measured():
     for kind, entry in read_log(quick.LOG_FILE).items():
         assert list(entry["ratios"]) == sorted(names), kind
         assert all(low <= median <= high for low, median, high in entry["ratios"].values())
+
+
+def test_the_measured_step_of_training_is_a_step_of_a_run():
+    shape = (1, 2, 32, 16, 2, 64)
+    given = {"shape": shape, "device": "cpu", "precision": "float32", "compile": False}
+    ids = np.random.default_rng(0).integers(0, 64, 1 << 10)
+    with training_worker.UNTIL_THE_END:
+        network, step = training_worker.pellucid(given, ids)
+        before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+        step()
+        step()
+    assert not any(torch.equal(weight, before[name]) for name, weight in network.named_parameters())
