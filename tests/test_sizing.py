@@ -270,10 +270,3 @@ def test_a_run_is_sized_and_says_so(tmp_path, monkeypatch, capsys):
     assert f"size: width {a.d_model}, {counted(a.n_layers, 'layer')}, vocabulary {kept['text']['vocabulary']:,}" in said
     assert "<- chosen" in said
     assert kept["train"]["batch"] == run.recipe.train.batch != TrainOptions().batch
-
-
-def test_explaining_needs_sizes_that_are_open(tmp_path):
-    with pytest.raises(RecipeError, match="no starting model, preset, recipe or sizes"):
-        pellucid.train(tmp_path, preset="small", minutes=1, explain=True)
-    with pytest.raises(RecipeError, match="takes a length in minutes"):
-        pellucid.train(tmp_path, steps=100, explain=True)

@@ -26,6 +26,7 @@ from pellucid.predictors.ngram_baselines import (
 from pellucid.predictors.repeats import Repeats, repeats
 from pellucid.runs.metrics import last_evaluation, part_measured, read_metrics
 from pellucid.runs.pipeline import Run
+from pellucid.runs.reporter import Detail
 from pellucid.runs.run_dir import read_json
 from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
@@ -90,7 +91,8 @@ class Baselines:
         """The lines that are printed before the first step."""
         said = ", ".join(f"{p.name} {p.bits_per_byte:.3f}" for p in self.predictors)
         return [
-            f"baselines, bits per byte of the held-out text: {said} ({self.reach}; {self.seconds:.1f} s)",
+            f"baselines, bits/byte of the held-out text: {said}",
+            Detail(f"baselines were {self.reach}, in {self.seconds:.1f} s"),
             *([self.note] if self.note else []),
             *(f"warning: {sentence}" for sentence in self.warnings),
         ]

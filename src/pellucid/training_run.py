@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,13 +13,13 @@ from pellucid.generate.samples import sampler_for
 from pellucid.hub.families import FamilyError
 from pellucid.language_model import ModelError
 from pellucid.option_values import check_given_once, parse_value
-from pellucid.plan.sized_recipe import sizing_of
+from pellucid.plan.sized_recipe import size_to, sizes_are_open
 from pellucid.predictors.mixed_training import MixedTransformer
 from pellucid.report.finalize import finalize, pre_run_checks
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.device import resolve_device
 from pellucid.runs.length import with_length
-from pellucid.runs.live_reporter import make_reporter
+from pellucid.runs.live_reporter import RunOutput, make_reporter
 from pellucid.runs.options import RecipeError, with_record, with_train
 from pellucid.runs.pipeline import (
     NO_FOLDER,
@@ -30,7 +31,7 @@ from pellucid.runs.pipeline import (
 )
 from pellucid.runs.processes import SINGLE_PROCESS, Processes, world_size
 from pellucid.runs.recipe_changes import OF_MACHINE, OF_RECORD
-from pellucid.runs.reporter import PlainReporter, QuietReporter
+from pellucid.runs.reporter import PlainReporter
 from pellucid.starting_model import base_weights, open_starting_model
 from pellucid.text.ids import IdTokenizer
 from pellucid.text.read.known_scans import checking_text
@@ -72,7 +73,7 @@ def train(
     held_out: HeldOut | None = None,
     check_text: bool = False,
     explain: bool = False,
-    show: bool = False,
+    show: RunOutput = True,
 ) -> Run[Recipe]:
     """Train a transformer on text files and folders, into the run folder `out` (runs/NAME unless given).
 
@@ -99,8 +100,9 @@ def train(
     mix         auto: also count an n-gram on the training text and store it in the run. Its share beside the network is
                 fitted on training text that neither has seen, and bits per byte are reported with and without it; the
                 same as the field train.mix (`pellucid.predictors.mixed_training`)
-    explain     print what decided the sizes: the best of each width, and the formulas
-    show        print what happens: live in a terminal, plain lines elsewhere
+    explain     also print how everything was chosen: what is held out, the sizes considered, precision, weight decay
+    show        print what happens: live in a terminal, one line that changes in a notebook, plain lines elsewhere;
+                "warnings" prints these alone, on standard error, and "json" one object a line
 
     Losses are in nats per token. Ctrl-C and SIGTERM save and return (`Run.exit_code` 130, 143). Raises
     ValueError, with nothing written, when the text or an option is wrong; NumericsError after three steps
@@ -121,7 +123,7 @@ def train(
     start = Path(recipe) if isinstance(recipe, str | Path) else recipe
     if preset and isinstance(start, Recipe):
         raise RecipeError(f"the recipe has an architecture of its own: leave out the preset {preset}")
-    reporter = make_reporter() if show else QuietReporter()
+    reporter = make_reporter(show, explain)
     paths = tuple(map(str, inputs))
     with checking_text(check_text), joined_processes() as processes:
         if not processes.is_first:
@@ -129,19 +131,16 @@ def train(
         if resume:
             if from_model is not None:
                 raise RecipeError(f"{out} has weights of its own: leave out from_model when you resume it")
-            if explain:
-                raise RecipeError("explain describes how the sizes of a new run are chosen: leave it out")
             run = resume_transformer(paths, out, preset, start, changes, length, reporter, processes, trust)
         else:
             run_recipe, base = new_recipe(inputs, preset, start, changes, from_model, revision, trust)
             run_recipe = with_length(run_recipe, length)
-            is_open = preset is None and from_model is None and start is None
-            sizes = sizing_of(run_recipe, changes, open_=is_open, explain=explain)
+            is_open = preset is None and from_model is None and start is None and sizes_are_open(run_recipe, changes)
             trainable = trainable_class(run_recipe)(
                 run_recipe,
                 sampler_for(run_recipe.train.objective),
                 checks=pre_run_checks,
-                choose_sizes=sizes.get("size"),
+                choose_sizes=partial(size_to, options=changes) if is_open else None,
                 processes=processes,
                 trust=trust,
                 **base,

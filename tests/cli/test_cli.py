@@ -42,10 +42,9 @@ def test_training_says_what_it_does(trained):
     output = (trained.parent.parent / "output").read_text()
     for piece in (
         "text: 1 document, 4,000 bytes",
-        "tokenizer: byte, 257 ids",
         " parameters, 2 layers, width 16",
         "device: cpu",
-        "precision: float32, as asked",
+        "; float32, fused attention",
         "length: 4 steps of 2,048 tokens, as asked",
         f"run: {Path('runs') / 'my-texts'}",
         "step 4/4  loss ",
@@ -65,6 +64,7 @@ def test_training_says_what_it_does(trained):
         "report.html",
         "tokenizer.json",
         "baselines.json",
+        "choices.json",
     }
     assert json.loads((trained / "recipe.json").read_bytes())["options"]["train"]["steps"] == 4
 

@@ -1,6 +1,7 @@
 """What a run prints: few lines where it is short, an ETA that is known, and evaluations spread over the time."""
 
 import io
+import json
 
 import pytest
 from hypothesis import given
@@ -8,16 +9,21 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tiny import FIELDS, rows, start, write_text
 
-from pellucid.runs import device, length
+import pellucid
+from pellucid.cli import main
+from pellucid.runs import device, length, pace
 from pellucid.runs import reporter as display
 from pellucid.runs.length import LONGEST_INTERVAL, SHORTEST_INTERVAL, evaluation_interval
 from pellucid.runs.live_reporter import LiveReporter
 from pellucid.runs.options import INTERVALS, with_record, with_train
 from pellucid.runs.pace import Pace, last_evaluation_units
-from pellucid.runs.reporter import PlainReporter
+from pellucid.runs.reporter import Detail, NotebookReporter, PlainReporter
 from pellucid.runs.schedule import decay_of
 from pellucid.training.build import FEW_DOCUMENTS
 from pellucid.training.recipe import make_recipe
+
+TINY_SIZES = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 16, "tokenizer": "byte"}
+TWO_STEPS = ["--steps", "2", *(word for pair in TINY_SIZES.items() for word in ("--set", "{}={}".format(*pair)))]
 
 
 class Clock:
@@ -34,13 +40,14 @@ def recipe_of(steps, **fields):
     return length.with_steps(make_recipe(("a",), None, FIELDS | fields | {"steps": steps}), steps)
 
 
-def lines_of(durations, every=10.0, reporter=None):
-    """What a plain reporter prints of steps that take so many seconds each."""
+def lines_of(durations, every=10.0, seconds_in_all=0.0):
+    """What a plain reporter prints of steps that take so many seconds each, of a run of minutes if it has seconds."""
     clock, out = Clock(), io.StringIO()
-    reporter = reporter or PlainReporter(out, every)
+    reporter = PlainReporter(out, every)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(display, "time", clock)
-        reporter.begin(recipe_of(len(durations)), 0)
+        patch.setattr(pace, "time", clock)
+        reporter.begin(recipe_of(len(durations)), 0, pace=Pace.of_minutes(seconds_in_all / 60))
         for step, seconds in enumerate(durations, 1):
             clock.now += seconds
             reporter.step({"step": step, "loss": 2.0, "learning_rate": 1e-3}, len(durations))
@@ -51,17 +58,91 @@ def test_a_short_run_prints_its_last_step_alone():
     lines = lines_of([0.1] * 50)
     assert len(lines) == 1
     assert lines[0].startswith("step 50/50  loss 2.0000")
-    assert lines[0].endswith("640 tokens/s  ETA 0:00")
+    assert lines[0].endswith("640 tokens/s  0:05, ETA 0:00")
 
 
 def test_one_step_has_a_speed():
-    assert lines_of([2.0]) == ["step 1/1  loss 2.0000 nats/token  lr 1.00e-03  32 tokens/s  ETA 0:00"]
+    assert lines_of([2.0]) == ["step 1/1  loss 2.0000 nats/token  32 tokens/s  0:02, ETA 0:00"]
 
 
 def test_a_long_run_prints_a_line_now_and_then():
     lines = lines_of([30.0] + [1.0] * 60)  # the first step compiles
     assert [line.split()[1] for line in lines] == ["2/61", "12/61", "22/61", "32/61", "42/61", "61/61"]
-    assert lines[0].endswith("64 tokens/s  ETA 0:59")
+    assert lines[0].endswith("64 tokens/s  0:31, ETA 0:59")
+
+
+def test_a_run_of_minutes_shows_its_time():
+    lines = lines_of([1.0] * 88, seconds_in_all=90.0)
+    assert [line.split("  ")[-1] for line in lines][:2] == ["0:02 of 1:30, ETA 1:28", "0:12 of 1:30, ETA 1:18"]
+
+
+@given(st.floats(0.01, 5.0), st.integers(20, 400))
+def test_after_ten_seconds_the_time_that_is_left_is_known(seconds, n):
+    for line in lines_of([seconds] * n):
+        step, (done, left) = int(line.split()[1].partition("/")[0]), line.split("  ")[-1].split(", ETA ")
+        if step * seconds > 10:
+            assert seconds_of(done) == pytest.approx(step * seconds, abs=1)
+            assert seconds_of(left) == pytest.approx((n - step) * seconds, rel=0.1, abs=1)
+
+
+def seconds_of(clock):
+    """3:05 in seconds."""
+    return sum(60**place * int(part) for place, part in enumerate(reversed(clock.split(":"))))
+
+
+def test_details_are_for_those_who_ask():
+    for explains, printed in ((False, ["model: one"]), (True, ["model: one", "because"])):
+        out = io.StringIO()
+        reporter = PlainReporter(out, explains=explains)
+        reporter.start(["model: one", Detail("because")])
+        assert out.getvalue().splitlines() == printed
+        assert reporter.choices == ["model: one", "because"]
+
+
+def test_six_lines_come_before_the_first_step_and_the_rest_is_in_the_report(tmp_path, capsys):
+    run = pellucid.train(write_text(tmp_path), out=tmp_path / "run", steps=2, fields=TINY_SIZES, show=True)
+    before, _, _ = capsys.readouterr().out.partition(f"run: {run.path}\n")
+    lines = [line for line in before.splitlines() if not line.startswith("warning:")]
+    assert len(lines) <= 5
+    page = (run.path / "report.html").read_text(encoding="utf-8")
+    assert "weight decay: " not in before
+    assert "weight decay: " in page
+    assert str(run).splitlines()[0] == f"run: {run.path}"
+    assert str(run).splitlines()[-1] == f"next: model = pellucid.load({str(run.path)!r})"
+
+
+def test_a_notebook_has_one_line_about_steps(monkeypatch):
+    clock, out = Clock(), io.StringIO()
+    monkeypatch.setattr(display, "time", clock)
+    reporter = NotebookReporter()
+    reporter.file = out
+    reporter.begin(recipe_of(3), 0)
+    for step in (1, 2, 3):
+        clock.now += 1
+        reporter.step({"step": step, "loss": 2.0, "learning_rate": 1e-3}, 3)
+    reporter.note("done")
+    shown = out.getvalue()
+    assert shown.count("\n") == 2
+    assert [part.split()[1] for part in shown.partition("\n")[0].split("\r") if part] == ["1/3", "2/3", "3/3"]
+    assert shown.endswith("\ndone\n")
+
+
+def test_json_has_one_object_a_line(tmp_path, capsys):
+    text, out = write_text(tmp_path), tmp_path / "run"
+    assert main(["train", str(text), *TWO_STEPS, "--out", str(out), "--json"]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {event["event"] for event in events} == {"choice", "step", "evaluation", "sample", "note", "end"}
+    assert [event["step"] for event in events if event["event"] == "step"] == [1, 2]
+    assert events[-1]["run"] == str(out)
+    assert events[-1]["held_out_loss"] > 0
+
+
+def test_quiet_prints_the_folder_alone(tmp_path, capsys):
+    text, out = write_text(tmp_path), tmp_path / "run"
+    assert main(["train", str(text), *TWO_STEPS, "--out", str(out), "--quiet"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{out}\n"
+    assert all(line.startswith("warning:") for line in shown.err.splitlines())
 
 
 @given(st.lists(st.floats(1e-4, 100.0), min_size=1, max_size=60), st.sampled_from([0.0, 1.0, 10.0]))
@@ -136,12 +217,12 @@ def test_a_run_made_longer_has_the_intervals_of_a_run_of_its_new_length():
 
 def test_a_trial_made_longer_by_minutes_is_not_planned_with_its_intervals():
     trial = length.resolve_intervals(recipe_of(10, evaluate_every=None))
-    pace = Pace.of_minutes(1.0)
-    assert pace is not None
-    pace.know(100_000, 1000)
-    pace.start(0.01)
+    clock = Pace.of_minutes(1.0)
+    assert clock is not None
+    clock.know(100_000, 1000)
+    clock.start(0.01)
     longer, _ = length.plan_in_time(
-        trial, with_train(trial, evaluate_every=None, checkpoint_every=None, sample_every=None), pace, 10
+        trial, with_train(trial, evaluate_every=None, checkpoint_every=None, sample_every=None), clock, 10
     )
     assert longer.record.decay is None
     assert longer.n_steps > 2000

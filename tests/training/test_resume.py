@@ -702,7 +702,6 @@ def test_other_choices_are_refused_and_named(text, tmp_path, capsys):
         (("--set", "d_model=32"), "model.d_model: 16 in the run, 32 asked for"),
         (("--set", "learning_rate=1"), "train.learning_rate: 0.005 in the run, 1.0 asked for"),
         (("--set", "clip=0"), "train.clip: 1.0 in the run, 0.0 asked for"),
-        (("--explain",), "explain describes how the sizes of a new run are chosen: leave it out"),
         (("--set", "dropout=0"), "model.dropout.attn_out: 0.1 in the run"),
         (("--seed", "2"), "train.seed: 1337 in the run, 2 asked for"),
         (("--preset", "modern"), "model.d_model: 16 in the run, 384 asked for"),
@@ -899,14 +898,11 @@ def test_a_choice_that_contradicts_the_run_is_named_itself(text, tmp_path, capsy
     [
         (
             {"batch": None, "accumulate": None},
-            "a step: 128 sequences in 2 micro-batches of 64, gradients added up, chosen",
+            "a step: 128 sequences, in 2 micro-batches of 64 whose gradients are added up",
         ),
-        ({"batch": None, "accumulate": 1}, "a step: 128 sequences, chosen, in one micro-batch, as asked"),
-        ({"batch": 3, "accumulate": None}, "a step: 3 sequences, as asked, in one micro-batch, chosen"),
-        (
-            {"batch": 2, "accumulate": 2},
-            "a step: 4 sequences, as asked, in 2 micro-batches of 2, gradients added up, as asked",
-        ),
+        ({"batch": None, "accumulate": 1}, "a step: 128 sequences"),
+        ({"batch": 3, "accumulate": None}, "a step: 3 sequences"),
+        ({"batch": 2, "accumulate": 2}, "a step: 4 sequences, in 2 micro-batches of 2 whose gradients are added up"),
     ],
     ids=str,
 )

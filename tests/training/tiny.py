@@ -65,7 +65,7 @@ class Heard(PlainReporter):
     """Keeps every line."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(explains=True)
         self.lines: list[str] = []
 
     def line(self, text: str) -> None:

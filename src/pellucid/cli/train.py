@@ -1,11 +1,12 @@
 """The command that trains: its options in groups, and their checks before any text is read."""
 
 import glob
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction
 
@@ -28,6 +29,9 @@ from pellucid.cli.options import (
 )
 from pellucid.destination import check_destination
 from pellucid.option_values import check_given_once
+
+if TYPE_CHECKING:
+    from pellucid.runs.pipeline import Run
 
 
 @dataclass(frozen=True)
@@ -108,8 +112,14 @@ class OutputOptions:
     """Write the run into this folder, which must be new unless --resume is given."""
     resume: Annotated[bool, option()] = False
     """Continue the run in --out exactly where its last checkpoint left it; another length makes it longer."""
-    explain: Annotated[bool, option()] = False
-    """Print how the sizes of the model were chosen, then train."""
+    explain: Annotated[
+        bool, option(), NoEffect(lambda o: o.quiet or o.as_json, "--quiet and --json print no explanations for people")
+    ] = False
+    """Also print how everything was chosen: what is held out, the sizes considered, precision, weight decay."""
+    quiet: Annotated[bool, option(), NoEffect(lambda o: o.as_json, "--json prints everything")] = False
+    """Print only warnings, on standard error, and at the end the folder of the run."""
+    as_json: Annotated[bool, option(name="json")] = False
+    """Print one JSON object a line, for scripts: choices, steps, evaluations, samples, notes and the end."""
 
 
 @command
@@ -173,10 +183,11 @@ def train_command(
     import pellucid
 
     of_any: dict[str, Any] = {"out": output.out, "resume": output.resume, "fields": fields, **length}
-    of_any |= {"trust": trust_of(model.trust), "check_text": input.check_text, "show": True}
+    of_any |= {"trust": trust_of(model.trust), "check_text": input.check_text}
+    of_any["show"] = "json" if output.as_json else "warnings" if output.quiet else True
     if kind != "transformer":
-        return pellucid.train_predictor(*paths, kind=kind, **of_any).exit_code
-    return pellucid.train(
+        return print_end(pellucid.train_predictor(*paths, kind=kind, **of_any), output)
+    run = pellucid.train(
         *paths,
         preset=model.preset,
         from_model=model.from_,
@@ -184,7 +195,18 @@ def train_command(
         recipe=recipe,
         explain=output.explain,
         **of_any,
-    ).exit_code
+    )
+    return print_end(run, output)
+
+
+def print_end(run: "Run[Any]", output: OutputOptions) -> int:
+    """Print what scripts need of a run that is over, and return its exit code."""
+    if output.as_json:
+        figures = {name: value for name, value in vars(run).items() if name not in ("path", "recipe")}
+        print(json.dumps({"event": "end", "run": str(run.path), **figures}))
+    elif output.quiet:
+        print(run.path)
+    return run.exit_code
 
 
 def fields_of(input: TrainingTextOptions, model: ModelOptions, training: TrainingOptions) -> dict[str, Any]:

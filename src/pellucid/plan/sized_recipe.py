@@ -6,7 +6,6 @@ The choice itself is `pellucid.plan.sizing`'s.
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from pellucid.plan.sizing import (
 )
 from pellucid.plan.speed import step_seconds
 from pellucid.runs.device import CLEAR_GAIN, COMPILE_SECONDS, can_compile, free_bytes, resolve_device
-from pellucid.runs.options import LENGTHS, RecipeError, with_train
+from pellucid.runs.options import LENGTHS, with_train
 from pellucid.runs.processes import world_size
 from pellucid.text.read.chunks import counted
 from pellucid.text.split import Split
@@ -52,29 +51,8 @@ def sizes_are_open(recipe: Recipe, options: Mapping[str, Any]) -> bool:
     return bool(t.minutes and not sized and t.objective in ("next-token", "prefix") and not recipe.adapt.rank)
 
 
-def sizing_of(recipe: Recipe, options: Mapping[str, Any], *, open_: bool, explain: bool) -> dict[str, Any]:
-    """The arguments for a run's start: under `size`, the function that chooses sizes if they are `open_`.
-
-    Raises RecipeError if the user asked to explain a choice that is not made.
-    """
-    if open_ and sizes_are_open(recipe, options):
-        return {"size": partial(size_to, options=options, explain=explain)}
-    if explain:
-        raise RecipeError(
-            "--explain describes how sizes are chosen, and those of this run are not: that takes a length in minutes, "
-            "an objective that predicts the next token or continues a prefix, and no starting model, preset, recipe or "
-            "sizes; leave it out"
-        )
-    return {}
-
-
 def size_to(
-    recipe: Recipe,
-    split: Split,
-    poll: Callable[[], object] = lambda: None,
-    *,
-    options: Mapping[str, Any],
-    explain: bool = False,
+    recipe: Recipe, split: Split, poll: Callable[[], object] = lambda: None, *, options: Mapping[str, Any]
 ) -> tuple[Recipe, list[str]]:
     """The recipe with sizes for the training text and the minutes, and lines that explain them.
 
@@ -87,7 +65,7 @@ def size_to(
     sizing = choose_size(recipe, text_properties(split), scale, room, seconds_to_step(recipe, device))
     known = {full_name(name) for name in options if name not in LENGTHS}
     final = sized(recipe, sizing, known)
-    return final, [*sizing_lines(sizing, final), *(explained(sizing) if explain else [])]
+    return final, [*sizing_lines(sizing, final), *explained(sizing)]
 
 
 def text_properties(split: Split) -> Text:
@@ -155,8 +133,7 @@ def sizing_lines(sizing: Sizing, final: Recipe) -> list[str]:
     lines = [
         f"size: width {a.d_model}, {counted(a.n_layers, 'layer')}, vocabulary {c.vocabulary:,}, context {a.n_ctx}, "
         f"{counted(c.batch, 'sequence')} a step; chosen for {n:,} characters and {sizing.seconds:,.0f} s of steps",
-        f"  about {counted(c.steps, 'step')} of {1e3 * c.seconds:.0f} ms, which read the text {c.epochs:.2g} times; "
-        "rates as for every width; --explain shows the other candidates",
+        f"  about {counted(c.steps, 'step')} of {1e3 * c.seconds:.0f} ms, which read the text {c.epochs:.2g} times",
     ]
     if memorizes(c, sizing.text) and a.dropout.embed == k.dropout:
         lines.append(

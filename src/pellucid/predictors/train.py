@@ -14,12 +14,11 @@ from pellucid.predictors.recipe import (
     read_predictor_recipe,
 )
 from pellucid.predictors.trainable import NGramRun, PredictorTrainable
-from pellucid.runs.live_reporter import make_reporter
+from pellucid.runs.live_reporter import RunOutput, make_reporter
 from pellucid.runs.options import RecipeError
 from pellucid.runs.pipeline import NO_FOLDER, Run, resume_run, resumed_with, start_run
 from pellucid.runs.processes import world_size
 from pellucid.runs.recipe_changes import RESUMABLE
-from pellucid.runs.reporter import QuietReporter
 from pellucid.text.read.known_scans import checking_text
 from pellucid.training.kinds import check_function
 from pellucid.training.recipe import check_tokenizer, take_length
@@ -39,7 +38,7 @@ def train_predictor(
     epochs: float | None = None,
     held_out: HeldOut | None = None,
     check_text: bool = False,
-    show: bool = False,
+    show: RunOutput = True,
     trust: Trust = False,
 ) -> Run[PredictorRecipe]:
     """Train a predictor other than a transformer on text files and folders, into `out` (runs/NAME unless given).
@@ -57,7 +56,7 @@ def train_predictor(
     compare. Raises ValueError, with nothing written, when the text or an option is wrong.
     """
     check_trust(trust)
-    reporter = make_reporter() if show else QuietReporter()
+    reporter = make_reporter(show)
     length = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
     changes, length = take_length(add_held_out(fields or {}, held_out), length)
     if world_size() > 1:

@@ -16,7 +16,7 @@ from pellucid.plan.flops import Flops, flops
 from pellucid.runs.checkpoint import best_loss, best_step
 from pellucid.runs.metrics import current_lines
 from pellucid.runs.options import RecipeError
-from pellucid.runs.run_dir import DATA, MACHINE, read_json
+from pellucid.runs.run_dir import CHOICES, DATA, LINES, MACHINE, read_json
 from pellucid.text.read.chunks import counted
 from pellucid.text.read.find import STANDARD_INPUT
 from pellucid.training.kinds import run_kind
@@ -41,7 +41,7 @@ def series_of(rows: Iterable[Mapping[str, Any]], name: str) -> Points:
 class Contents:
     """A run as read from its folder. `rows` are those of metrics.jsonl; `machine` and `data` may be empty. `best` is
     the step of the best checkpoint, and its held-out loss over the part that is read during training. `damages` are
-    sentences on what cannot be read.
+    sentences on what cannot be read, `choices` the lines about what was read and chosen before training.
     """
 
     run: Path
@@ -52,6 +52,7 @@ class Contents:
     machine: dict[str, Any] = field(default_factory=dict)
     best: tuple[int, float] | None = None
     damages: list[str] = field(default_factory=list)
+    choices: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, run: Path) -> "Contents":
@@ -64,7 +65,7 @@ class Contents:
         if n := rows.count(None):
             damages.append(f"{counted(n, 'line')} of {metrics.name} cannot be read: the report is without them")
         files: dict[str, dict[str, Any]] = {}
-        for name, shape in (("data.json", DATA), (MACHINE, OBJECT)):
+        for name, shape in (("data.json", DATA), (MACHINE, OBJECT), (CHOICES, LINES)):
             try:
                 files[name] = read_json(run / name, shape) if (run / name).exists() else {}
             except RecipeError as error:
@@ -72,7 +73,9 @@ class Contents:
                 damages.append(f"the report is without {name}: {error}")
         readable = [row for row in rows if row is not None]
         best = None if (step := best_step(run)) is None else (step, best_loss(run))
-        return cls(run, recipe, readable, read_baselines(run), files["data.json"], files[MACHINE], best, damages)
+        choices = files[CHOICES].get("lines", [])
+        known = files["data.json"], files[MACHINE]
+        return cls(run, recipe, readable, read_baselines(run), *known, best, damages, choices)
 
     def series(self, name: str) -> list[tuple[float, float]]:
         """(step, value) of every row that has the number."""

@@ -44,7 +44,8 @@ def machine(recipe: Recipe) -> dict[str, Any]:
 
 def finalize(run: Run, reporter: PlainReporter) -> Run:
     """Print the run's table and write its report, and return the run. A report that cannot be written does no harm."""
-    reporter.start(baselines.table(run))
+    for text in baselines.table(run):
+        reporter.note(text)
     if (run.path / "recipe.json").exists():
         alone = "; without its n-gram, which convert leaves out" if run.recipe.train.mix == "auto" else ""
         reporter.note(run_opens_in(run.path, run.recipe.model) + alone)

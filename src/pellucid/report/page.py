@@ -407,6 +407,8 @@ def _reproduction_section(run: Contents) -> str:
         note = "Its text came through a pipe and is kept nowhere: save it as a file, and name that in its place."
     choices = [(name, str(getattr(t, name))) for name in CHOICES]
     details = f"<details><summary>choices</summary>{_definition_list(choices)}</details>"
+    if run.choices:
+        details += f"<details><summary>how they were made</summary><pre>{e(chr(10).join(run.choices))}</pre></details>"
     command = f"<pre class=command>{e(run.command)}</pre>" if run.command else ""
     return _section("Train it again", note, command + details)
 

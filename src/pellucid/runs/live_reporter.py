@@ -4,7 +4,7 @@ It stands apart from the plain lines because rich is loaded for it, which takes 
 """
 
 import sys
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,15 +16,19 @@ from rich.text import Text
 
 from pellucid.runs.interrupt import Phase
 from pellucid.runs.options import RunRecipe
-from pellucid.runs.reporter import PlainReporter, clock, how_far
+from pellucid.runs.pace import Pace
+from pellucid.runs.reporter import JsonReporter, NotebookReporter, PlainReporter, QuietReporter, clock, how_far
 from pellucid.text.sanitize import sanitize
+
+#: what is printed of a run
+RunOutput = bool | Literal["warnings", "json"]
 
 
 class LiveReporter(PlainReporter):
     """The same in one panel that is drawn anew a few times a second."""
 
-    def __init__(self, console: Console):
-        super().__init__()
+    def __init__(self, console: Console, explains: bool = False):
+        super().__init__(explains=explains)
         self.console = console
         self.row: dict[str, Any] = {}
         self.smooth: float | None = None
@@ -38,8 +42,8 @@ class LiveReporter(PlainReporter):
     def line(self, text: str) -> None:
         self.console.print(Text(sanitize(text)))
 
-    def begin(self, recipe: RunRecipe, step: int, peak: float | None = None) -> None:
-        super().begin(recipe, step, peak)
+    def begin(self, recipe: RunRecipe, step: int, peak: float | None = None, pace: Pace | None = None) -> None:
+        super().begin(recipe, step, peak, pace)
         self.n_steps = recipe.n_steps
         self.live = Live(self, console=self.console, refresh_per_second=4, transient=True)
         self.live.start()
@@ -108,18 +112,29 @@ class LiveReporter(PlainReporter):
         table.add_row("speed", speed, "ETA", eta)
         # in a cell of its own: a bar does not end its line
         bar = Table.grid(expand=True)
-        bar.add_row(ProgressBar(total=self.n_steps, completed=self.row["step"]))
-        parts: list[Any] = [Text(f"step {self.row['step']} of {self.n_steps}  {self.now}"), bar, table]
+        bar.add_row(ProgressBar(total=1.0, completed=self.speed.share_done(self.n_steps)))
+        of_steps = f"step {self.row['step']:,} of {'about ' * bool(self.speed.pace)}{self.n_steps:,}"
+        parts: list[Any] = [Text(f"{self.speed.time_of_run()}  {of_steps}  {self.now}".rstrip()), bar, table]
         if self.text:
             parts.append(Panel(Text(sanitize(self.text[-600:])), title="sample", title_align="left"))
         return Group(*parts)
 
 
-def make_reporter() -> PlainReporter:
-    """The live panel in a terminal, plain lines otherwise."""
-    return reporter_on(Console())
+def make_reporter(show: RunOutput = True, explains: bool = False) -> PlainReporter:
+    """What shows a run: the live panel in a terminal, one line that changes in a notebook, plain lines elsewhere.
+
+    With `show` = False nothing is printed, with "warnings" these alone, and with "json" one object a line.
+    """
+    if show == "json":
+        return JsonReporter()
+    if show is not True:
+        return QuietReporter(warns=show == "warnings")
+    console = Console()
+    return NotebookReporter(explains) if console.is_jupyter else reporter_on(console, explains)
 
 
-def reporter_on(console: Console) -> PlainReporter:
+def reporter_on(console: Console, explains: bool = False) -> PlainReporter:
     """The live panel where the console is a terminal, plain lines otherwise."""
-    return LiveReporter(console) if console.is_terminal else PlainReporter(sys.stderr if console.stderr else None)
+    if console.is_terminal:
+        return LiveReporter(console, explains)
+    return PlainReporter(sys.stderr if console.stderr else None, explains=explains)

@@ -48,7 +48,7 @@ from pellucid.runs.options import RecipeError, RecipeT, RunRecipe, TrainOptions,
 from pellucid.runs.pace import Pace
 from pellucid.runs.recipe_changes import OF_MACHINE, OF_RECORD, check_unchanged
 from pellucid.runs.reporter import PlainReporter, QuietReporter
-from pellucid.runs.run_dir import choose_folder, read_json, training_lock, write_run_dir
+from pellucid.runs.run_dir import CHOICES, choose_folder, read_json, training_lock, write_run_dir
 from pellucid.runs.tracking import Tracked, check_tracker
 from pellucid.runs.trainable import CountedKind, Startable, Trainable
 from pellucid.runs.trainer import Trainer
@@ -80,6 +80,20 @@ class Run(Generic[RecipeT]):
     mixed_bits_per_byte: float | None = None
     mixture_weight: float | None = None
 
+    def __str__(self) -> str:
+        """The folder, how far the run has come, what it has reached, and what to do next."""
+        path, lines = str(self.path), [f"run: {self.path}"]
+        if self.step:
+            lines.append(f"step {self.step:,} of {self.recipe.n_steps:,}")
+        if self.held_out_loss is not None:
+            bits = f", {self.bits_per_byte:.4f} bits/byte" if self.bits_per_byte is not None else ""
+            lines.append(f"held-out loss {self.held_out_loss:.4f} nats/token{bits}")
+        if self.exit_code:
+            lines.append(f"stopped; go on with: pellucid.train(resume=True, out={path!r})")
+        if (self.path / "report.html").exists():
+            lines.append(f"report: {self.path / 'report.html'}")
+        return "\n".join([*lines, f"next: model = pellucid.load({path!r})"])
+
 
 @kept_memory()
 def start_run(
@@ -110,7 +124,8 @@ def start_run(
         reporter.start([*lines, *warmup_warnings(startable.recipe, remedy), f"run: {run_dir}"])
         while True:
             try:
-                write_run_dir(run_dir, startable.recipe.to_dict(), startable.files(), startable.fill_folder)
+                files = startable.files() | {CHOICES: {"lines": reporter.choices}}
+                write_run_dir(run_dir, startable.recipe.to_dict(), files, startable.fill_folder)
                 break
             except DestinationError:
                 if out is not None or not run_dir.exists():
@@ -477,7 +492,7 @@ def train_to_end(
     if checkpoint:
         trainer.restore(checkpoint)
     reporter.start([f"warning: {damage}" for damage in trainer.metrics.damages])
-    reporter.begin(recipe, trainer.step, trainer.peak)
+    reporter.begin(recipe, trainer.step, trainer.peak, pace)
     try:
         if is_first:
             trainer.metrics.copy_to = Tracked(run_dir, recipe, step)

@@ -1,13 +1,16 @@
 """What a person sees of a run: plain lines, or nothing. `live_reporter` has the panel of a terminal."""
 
 import contextlib
+import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from pellucid.runs.interrupt import Phase
 from pellucid.runs.options import RunRecipe
+from pellucid.runs.pace import Pace
 from pellucid.text.sanitize import sanitize
 
 
@@ -25,11 +28,20 @@ def say_on_stderr(text: str) -> None:
         discard(sys.stderr)
 
 
-class PlainReporter:
-    """A line now and then, for logs and pipes."""
+class Detail(str):
+    """A line about a choice that was made: --explain prints it, and the report of the run shows it."""
 
-    def __init__(self, file: TextIO | None = None, every_seconds: float = 10.0):
+
+class PlainReporter:
+    """A line now and then, for logs and pipes.
+
+    explains  whether lines of class `Detail` are printed too
+    choices   all lines that came before training, details too
+    """
+
+    def __init__(self, file: TextIO | None = None, every_seconds: float = 10.0, explains: bool = False):
         self.file = file or sys.stdout
+        self.explains, self.choices = explains, list[str]()
         self.every = every_seconds
         self.last = -1e9
         #: when the last line about a phase was written, and whether steps are being taken
@@ -49,12 +61,15 @@ class PlainReporter:
                 say_on_stderr(f"pellucid: the output cannot be written ({error.strerror}): training goes on without")
 
     def start(self, lines: list[str]) -> None:
+        """Lines about what is read and chosen before training."""
+        self.choices += lines
         for text in lines:
-            self.line(text)
+            if self.explains or not isinstance(text, Detail):
+                self.line(text)
 
-    def begin(self, recipe: RunRecipe, step: int, peak: float | None = None) -> None:
-        """Training begins at this step; `peak` is in tokens a second."""
-        self.speed, self.peak = ProgressRate(recipe, step), peak
+    def begin(self, recipe: RunRecipe, step: int, peak: float | None = None, pace: Pace | None = None) -> None:
+        """Training begins at this step; `peak` is in tokens a second, and `pace` is the clock of a run of minutes."""
+        self.speed, self.peak = ProgressRate(recipe, step, pace), peak
         self.is_training = True
 
     def doing(self, phase: Phase) -> None:
@@ -75,11 +90,13 @@ class PlainReporter:
         is_due = left is not None and left > self.every and now - self.last >= self.every
         if is_due or row["step"] == n_steps:
             self.last = now
-            loss = "skipped" if row["loss"] is None else f"{row['loss']:.4f} nats/token"
-            self.line(
-                f"step {row['step']}/{n_steps}  loss {loss}  lr {row['learning_rate']:.2e}  "
-                f"{self.speed_now(row)}  ETA {clock(left)}"
-            )
+            self.line(self.step_line(row, n_steps))
+
+    def step_line(self, row: dict[str, Any], n_steps: int) -> str:
+        """One line about a step: how much of the run is done, the loss, the speed, and the time."""
+        loss = "skipped" if row["loss"] is None else f"{row['loss']:.4f} nats/token"
+        done, left = self.speed.time_of_run(), self.speed.remaining(n_steps)
+        return f"step {row['step']:,}/{n_steps:,}  loss {loss}  {self.speed_now(row)}  {done}, ETA {clock(left)}"
 
     def speed_now(self, row: dict[str, Any]) -> str:
         """Targets per second, and which share of the peak and of waiting that is, where these are known."""
@@ -105,11 +122,12 @@ class PlainReporter:
 class ProgressRate:
     """Tokens per second and time left, from the steps of this sitting after its first, which may compile.
 
-    Rows come some steps after they were taken, the last ones at once: their own `seconds` say when that was.
+    Rows come some steps after they were taken, the last ones at once: their own `seconds` say when that was. A run of
+    minutes ends by its clock, its `pace`, whatever its steps take.
     """
 
-    def __init__(self, recipe: RunRecipe, step: int):
-        self.recipe, self.first = recipe, None
+    def __init__(self, recipe: RunRecipe, step: int, pace: Pace | None = None):
+        self.recipe, self.first, self.pace = recipe, None, pace
         self.now: tuple[int, float] = (step, time.monotonic())
         self.began = self.now
 
@@ -130,10 +148,24 @@ class ProgressRate:
     def tokens_per_second(self) -> float:
         return self.steps_per_second() * self.recipe.tokens_per_step
 
+    def elapsed(self) -> float:
+        """Seconds since the run of minutes began, and of another one since its first step of this sitting."""
+        return self.pace.total - self.pace.left if self.pace else time.monotonic() - self.began[1]
+
+    def time_of_run(self) -> str:
+        """The time that has gone by, and of a run of minutes that which it has."""
+        return clock(self.elapsed()) + (f" of {clock(self.pace.total)}" if self.pace else "")
+
+    def share_done(self, n_steps: int) -> float:
+        """The share of the run that is done, between 0 and 1: of its minutes if it has any, else of its steps."""
+        return min(1.0, self.elapsed() / self.pace.total if self.pace else self.now[0] / max(n_steps, 1))
+
     def remaining(self, n_steps: int) -> float | None:
-        """Seconds to the last step, None before anything can be said."""
+        """Seconds to the last step, of a run of minutes to its end; None before anything can be said."""
         if self.now[0] >= n_steps:
             return 0.0
+        if self.pace and self.is_known:
+            return max(self.pace.left, 0.0)
         return (n_steps - self.now[0]) / self.steps_per_second() if self.is_known else None
 
 
@@ -165,7 +197,76 @@ def clock(seconds: float | None) -> str:
 
 
 class QuietReporter(PlainReporter):
-    """Says nothing."""
+    """Prints nothing, or warnings alone on standard error."""
+
+    def __init__(self, warns: bool = False):
+        super().__init__(sys.stderr)
+        self.warns = warns
 
     def line(self, text: str) -> None:
-        pass
+        if self.warns and text.startswith("warning:"):
+            super().line(text)
+
+
+class NotebookReporter(PlainReporter):
+    """Lines as in a pipe, but those about steps and phases each in the place of the one before."""
+
+    def __init__(self, explains: bool = False):
+        super().__init__(every_seconds=0.5, explains=explains)
+        #: the length of the line that the next one may take the place of
+        self.open = 0
+
+    def line(self, text: str) -> None:
+        if self.open:
+            print(file=self.file)
+            self.open = 0
+        super().line(text)
+
+    def replace(self, text: str) -> None:
+        """Print a line in the place of the last one about steps."""
+        text = sanitize(text)
+        print(f"\r{text:{self.open}}", end="", file=self.file, flush=True)
+        self.open = len(text)
+
+    def doing(self, phase: Phase) -> None:
+        self.replace(how_far(phase))
+
+    def step(self, row: dict[str, Any], n_steps: int) -> None:
+        self.speed.see(row)
+        if row["step"] == n_steps or time.monotonic() - self.last >= self.every:
+            self.last = time.monotonic()
+            self.replace(self.step_line(row, n_steps))
+
+
+class JsonReporter(PlainReporter):
+    """One JSON object a line, for scripts. Its `event` says what it is:
+
+    choice      a `text` about what is read and chosen before training
+    step        a row of metrics.jsonl, and the number of `steps` that are expected
+    evaluation  a row of metrics.jsonl
+    sample      a `text` that was written at a `step`
+    note        any other `text`: warnings, and the lines at the end
+    """
+
+    def event(self, name: str, values: Mapping[str, Any]) -> None:
+        super().line(json.dumps({"event": name, **values}))
+
+    def line(self, text: str) -> None:
+        self.event("note", {"text": text})
+
+    def start(self, lines: list[str]) -> None:
+        self.choices += lines
+        for text in lines:
+            self.event("choice", {"text": text})
+
+    def step(self, row: dict[str, Any], n_steps: int) -> None:
+        self.event("step", {**row, "steps": n_steps})
+
+    def evaluation(self, row: dict[str, Any]) -> None:
+        self.event("evaluation", row)
+
+    def sample(self, step: int, text: str) -> None:
+        self.event("sample", {"step": step, "text": text})
+
+    def doing(self, phase: Phase) -> None:
+        """Phases are for people."""

@@ -18,6 +18,9 @@ from pellucid.text.locking import lock
 
 #: facts about the machine on which the run began
 MACHINE = "machine.json"
+#: the lines about what was read and chosen before training
+CHOICES = "choices.json"
+LINES = Fields({"lines": ListOf(TEXT)})
 #: data.json of a run on text: what was read, and how it was divided
 DATA = Fields(
     {

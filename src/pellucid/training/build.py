@@ -26,9 +26,9 @@ from pellucid.model.weights import (
 )
 from pellucid.presets import with_vocabulary
 from pellucid.runs.interrupt import Interruption, Phase
-from pellucid.runs.options import RecipeError, TrainOptions, with_record, with_train
+from pellucid.runs.options import RecipeError, with_record, with_train
 from pellucid.runs.processes import SINGLE_PROCESS, Processes
-from pellucid.runs.reporter import PlainReporter
+from pellucid.runs.reporter import Detail, PlainReporter
 from pellucid.runs.run_dir import cache_folder, check_cache
 from pellucid.text.chat_template import CHATML, CHATML_MARKERS, ChatTemplate
 from pellucid.text.read.chunks import counted
@@ -168,8 +168,8 @@ def read_pairs_to_train(
     lines = [
         f"pairs: {len(pairs):,} in {counted(len(pairs.files), 'file')}, {pairs.n_bytes:,} bytes; {len(train):,} target "
         f"tokens to train on, {len(held):,} held out",
-        split.note,
-        f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids for both sides",
+        Detail(split.note),
+        Detail(f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids for both sides"),
         *tokenizer.notes,
         *tokens.notes,
         *pairs.notes,
@@ -207,7 +207,7 @@ def read_conversations_to_train(
         f"conversations: {len(conversations):,} in {counted(len(conversations.files), 'file')}, "
         f"{conversations.n_bytes:,} bytes; {len(train):,} tokens of the assistant to train on, of "
         f"{len(train.ids):,}; {len(held):,} held out",
-        split.note,
+        Detail(split.note),
         f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids"
         + (f", {' and '.join(missing)} new" if missing else ""),
         *tokenizer.notes,
@@ -301,9 +301,11 @@ def read_text(
     lines = [
         f"text: {counted(len(corpus.documents), 'document')}, {corpus.n_bytes:,} bytes; {n_train:,} tokens to train "
         f"on, {n_held:,} held out",
-        split.note,
-        f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids, "
-        f"{corpus.n_bytes / (n_train + n_held):.2f} bytes per token",
+        Detail(split.note),
+        Detail(
+            f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids, "
+            f"{corpus.n_bytes / (n_train + n_held):.2f} bytes per token"
+        ),
         *tokenizer.notes,
         *tokens.notes,
         *corpus.notes,
@@ -312,7 +314,7 @@ def read_text(
         were = "was" if dropped == 1 else "were"
         lines.append(f"{counted(dropped, 'document')} with the text of an earlier one {were} left out")
     lines += [*lines_on_unknown(tokens, tokenizer), *lines_on_skipped(corpus.skipped)]
-    reporter.start(lines + why)
+    reporter.start([*lines, *map(Detail, why)])
     return recipe, corpus, tokens, tokenizer
 
 
@@ -386,16 +388,13 @@ def recompute_blocks(network: Transformer) -> None:
         block.forward = partial(recompute, block.forward, use_reentrant=False)
 
 
-def describe_step(asked: TrainOptions, recipe: Recipe) -> str:
-    """A line about the sequences and the micro-batches of a step; it says which of the two were `asked` for."""
+def describe_step(recipe: Recipe) -> str:
+    """A line about the sequences of a step, and its micro-batches where it has several."""
     t = recipe.train
-    n, units = t.batch * t.accumulate, "pairs" if recipe.train.objective == "source-target" else "sequences"
-    many = f"in {t.accumulate:,} micro-batches of {t.batch:,}, gradients added up"
-    passes = many if t.accumulate > 1 else "in one micro-batch"
-    words = ["as asked" if given else "chosen" for given in (asked.batch, asked.accumulate)]
-    if not asked.batch and not asked.accumulate:
-        return f"a step: {n:,} {units} {passes}, chosen"
-    return f"a step: {n:,} {units}, {words[0]}, {passes}, {words[1]}"
+    rows = counted(t.batch * t.accumulate, "pair" if t.objective == "source-target" else "sequence")
+    if t.accumulate == 1:
+        return Detail(f"a step: {rows}")
+    return f"a step: {rows}, in {t.accumulate:,} micro-batches of {t.batch:,} whose gradients are added up"
 
 
 def describe_adapters(recipe: Recipe) -> str:

@@ -17,6 +17,8 @@ from pellucid.runs.measure import BUDGET
 from pellucid.runs.options import RecipeError, with_train
 from pellucid.runs.pace import Pace
 from pellucid.runs.processes import world_size
+from pellucid.runs.reporter import Detail
+from pellucid.text.read.chunks import counted
 from pellucid.training import resolve_recipe as resolve
 from pellucid.training.recipe import Recipe
 from pellucid.training.step_functions import compile_saves
@@ -57,8 +59,9 @@ def resolve_step(
     see `plan_in_time`.
     """
     choice = choose_step(with_train(recipe, device=str(device)), n_train, device, measure, pace)
-    where = f"device: {device}, {torch.get_num_threads()} threads" if device.type == "cpu" else f"device: {device}"
-    lines, seconds = [where, *choice.lines], choice.seconds or 0.0
+    t, threads = choice.recipe.train, f", {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
+    where = f"device: {device}{threads}; {t.precision}, {t.attention} attention{', compiled' * (t.compile == 'yes')}"
+    lines, seconds = [where, *map(Detail, choice.lines)], choice.seconds or 0.0
     # what was compiled before is found again, so of a short run half the time is left
     left = None if pace is None else max(pace.left - choice.reserve, pace.left / 2)
     n_steps, why = resolve_steps(choice.recipe, n_train, lambda: seconds, left=left)

@@ -18,7 +18,7 @@ from pellucid.runs.length import plan_in_time
 from pellucid.runs.measure import measure_step
 from pellucid.runs.pace import Pace
 from pellucid.runs.processes import SINGLE_PROCESS, Processes
-from pellucid.runs.reporter import PlainReporter
+from pellucid.runs.reporter import Detail, PlainReporter
 from pellucid.runs.run_dir import DATA
 from pellucid.runs.trainable import BatchLoss, HeldOutSums, Trainable
 from pellucid.text.chat_template import ChatTemplate, read_chat_template, write_chat_template
@@ -156,7 +156,6 @@ class TransformerTrainable(TextTrainable[Recipe]):
 
     def prepare(self, interruption: Interruption, pace: Pace | None) -> list[str]:
         device = resolve_device(self.recipe.train.device)
-        asked = self.recipe.train
         shares = self.processes.n_shares
         opened = self.recipe = fit_to_input(self.recipe, self.tokens, self.tokenizer, device, shares)
         self.processes.check_sizes(opened.model, has_vocabulary=True, new_ids=opened.record.new_ids)
@@ -194,9 +193,9 @@ class TransformerTrainable(TextTrainable[Recipe]):
             recipe, sentence = plan_in_time(recipe, opened, pace)
             lines.append(sentence)
         self.recipe, decay = resolve.resolve_weight_decay(recipe, n_train)
-        recipe, lines = self.recipe, [*lines, decay]
+        recipe, lines = self.recipe, [*lines, Detail(decay)]
         n_parameters = count_parameters(recipe.model)["total"]
-        model = [describe_model(recipe.model, n_parameters), describe_step(asked, recipe)]
+        model = [describe_model(recipe.model, n_parameters), describe_step(recipe)]
         return [*model, *filter(None, lines), *self.lines_on_whole_weights(), *checked]
 
     def lines_on_whole_weights(self) -> list[str]:
