@@ -14,13 +14,14 @@ from pellucid.lens.core.forward import frozen_network
 from pellucid.lens.core.inputs import InputError, InputOptions, Texts, read_inputs
 from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.figure import Figure, show
+from pellucid.lens.show.printed_table import PrintedTable, PrintsAsTable
 from pellucid.model import Recorder
 from pellucid.tensor_names import axes
 from pellucid.text_model import Model
 
 
-@dataclass(frozen=True)
-class Ablation:
+@dataclass(frozen=True, repr=False)
+class Ablation(PrintsAsTable):
     """The metric with each part ablated, `values` [layer] or [layer, head], averaged over the texts.
 
     baseline  the metric of the untouched model
@@ -37,6 +38,18 @@ class Ablation:
     @property
     def effect(self) -> Tensor:
         return self.values - self.baseline
+
+    def printed(self) -> PrintedTable:
+        """The ablated parts, the largest effect first."""
+        places = torch.cartesian_prod(*(torch.arange(n) for n in self.values.shape)).reshape(self.values.numel(), -1)
+        rows = [
+            (".".join(str(k) for k in (self.layers[layer], *head)), float(value), float(value) - self.baseline)
+            for (layer, *head), value in zip(places.tolist(), self.values.flatten(), strict=True)
+        ]
+        rows.sort(key=lambda row: -abs(row[-1]))
+        heading = f"{self.metric} with {self.site} ablated ({self.kind}); {self.baseline:.3f} without"
+        place = "layer.head" if self.values.dim() == 2 else "layer"
+        return PrintedTable(heading, (place, "metric", "effect"), rows, ".values has all, .show() is a page")
 
     def show(self) -> Figure:
         """The effect of each part as a picture."""

@@ -25,6 +25,7 @@ from pellucid.lens.core.forward import frozen_network
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.figure import Figure, show
+from pellucid.lens.show.printed_table import PrintedTable, PrintsAsTable
 from pellucid.model import Recorder
 from pellucid.model.kernels import repeat_kv
 from pellucid.model.norm import LayerNorm, ScaledNorm
@@ -33,8 +34,8 @@ from pellucid.tensor_names import AttentionPart, attention_scope, names
 QueryOrKey = Literal["query", "key"]
 
 
-@dataclass(frozen=True)
-class Attribution:
+@dataclass(frozen=True, repr=False)
+class Attribution(PrintsAsTable):
     """A logit, or the difference of two, as a sum: `values` [part], one for each of `labels`.
 
     target     the token, or `one - other`
@@ -66,6 +67,14 @@ class Attribution:
         """The k parts of largest magnitude, in descending order."""
         order = self.values.abs().topk(min(k, len(self.labels))).indices.tolist()
         return [(self.labels[i], float(self.values[i])) for i in order]
+
+    def printed(self) -> PrintedTable:
+        """The parts, largest first."""
+        rows = self.top(len(self.labels))
+        heading = (
+            f"logit of {self.target!r} at position {self.position}: {self.logit:.3f}, the sum of {len(rows):,} parts"
+        )
+        return PrintedTable(heading, ("part", "logits"), rows, ".top(k) has them, .show() is a page")
 
     def show(self, k: int = 24) -> Figure:
         """The k largest parts as a picture."""
@@ -143,8 +152,8 @@ def split_logits(
     return labels, torch.cat(values)
 
 
-@dataclass(frozen=True)
-class Why:
+@dataclass(frozen=True, repr=False)
+class Why(PrintsAsTable):
     """The scores of one query as a sum over the writes of earlier parts: `values` [part, key].
 
     keys       the positions that the query may read; `tokens` their texts
@@ -162,6 +171,14 @@ class Why:
     values: Tensor
     scores: Tensor
     after_cap: Tensor | None = None
+
+    def printed(self) -> PrintedTable:
+        """The parts of the score of the key with the highest score, largest first."""
+        best = int(self.scores.argmax())
+        rows = self.top(self.keys[best], len(self.labels))
+        where = f"head {self.layer}.{self.head}, query {self.query}, key {self.keys[best]} ({self.tokens[best]!r})"
+        heading = f"{where}: the highest score, {float(self.scores[best]):.3f}, by the parts that wrote the {self.side}"
+        return PrintedTable(heading, ("part", "score"), rows, ".top(key, k) has them, .show() is a page")
 
     def show(self) -> Figure:
         """The parts of the scores as a picture."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from pellucid.lens.core.inputs import InputError, InputOptions, Inputs, Texts, read_inputs
 from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.figure import Figure, show
+from pellucid.lens.show.printed_table import PrintedTable, PrintsAsTable, cell_text
 from pellucid.tensor_names import AttentionPart, attention_scope
 from pellucid.text_model import Model
 
@@ -23,9 +24,12 @@ HeadScore = Literal["previous", "duplicate", "first", "induction", "attended_ran
 #: the scores of the table, in its order
 HEAD_SCORES: tuple[HeadScore, ...] = ("previous", "duplicate", "first", "induction", "attended_rank")
 
+#: the scores that are shares of attention
+SHARES: tuple[HeadScore, ...] = ("previous", "duplicate", "first", "induction")
 
-@dataclass(frozen=True)
-class Heads:
+
+@dataclass(frozen=True, repr=False)
+class Heads(PrintsAsTable):
     """A score for each head, `scores[kind]` [layer, head]; nan where no query of the text has such a key.
 
     previous   attention from a token to the one before it
@@ -67,6 +71,18 @@ class Heads:
             for h in range(n_heads)
         ]
         return rows if by is None else sorted(rows, key=lambda r: -r[by] if r[by] == r[by] else torch.inf)
+
+    def printed(self) -> PrintedTable:
+        """The heads, those with the largest share of attention in any score first."""
+
+        def largest(row: dict[str, Any]) -> float:
+            return max((x for x in (row.get(kind, math.nan) for kind in SHARES) if x == x), default=-math.inf)
+
+        rows = sorted(self.table(), key=largest, reverse=True)
+        cells = [(f"{row['layer']}.{row['head']}", *(row[kind] for kind in self.scores)) for row in rows]
+        text = cell_text(self.text if len(self.text) <= 60 else self.text[:57] + "...")
+        heading = f"scores of heads (layer.head) on {text}"
+        return PrintedTable(heading, ("head", *self.scores), cells, ".table(by) has all rows, .show() is a page")
 
     def show(self) -> Figure:
         """The table as a page of HTML, which can be sorted by any kind."""

@@ -11,10 +11,11 @@ from pellucid.lens.analysis.attribution import points_of_stream
 from pellucid.lens.core.forward import frozen_network
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.recording import Recording
+from pellucid.lens.show.printed_table import PrintedTable, PrintsAsTable
 
 
-@dataclass(frozen=True)
-class Lens:
+@dataclass(frozen=True, repr=False)
+class Lens(PrintsAsTable):
     """The predictions at each of `points` of the stream, all [point, b, i].
 
     tokens       the k likeliest ids [point, b, i, k]; probabilities theirs
@@ -33,6 +34,13 @@ class Lens:
     rank: Tensor
     entropy: Tensor
     kl: Tensor
+
+    def printed(self) -> PrintedTable:
+        """The last position of the first text at each point: the likeliest id, and how far the last prediction is."""
+        parts = (self.tokens[:, 0, -1, 0], self.probabilities[:, 0, -1, 0], self.entropy[:, 0, -1], self.kl[:, 0, -1])
+        rows = list(zip(self.points, *(part.tolist() for part in parts), strict=True))
+        heading = "logit lens at the last position of the first text, from the last point back"
+        return PrintedTable(heading, ("point", "id", "probability", "entropy, nats", "KL, nats"), rows[::-1])
 
 
 def logit_lens(t: Recording, *, mid: bool = True, target: str | int | None = None, k: int = 5) -> Lens:

@@ -6,6 +6,7 @@ form one batch. Under a causal mask only the positions from the patched one on a
 and values of earlier positions.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,7 @@ from pellucid.lens.core.forward import frozen_network
 from pellucid.lens.core.inputs import InputError, InputOptions, Inputs, Texts, read_inputs
 from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.figure import Figure, show
+from pellucid.lens.show.printed_table import PrintedTable, PrintsAsTable
 from pellucid.model import Cache, Recorder
 from pellucid.model.block import BlockInputs
 from pellucid.model.cache import NO_CACHE, NoCache
@@ -29,8 +31,8 @@ from pellucid.text_model import Model
 MOST_ENTRIES = 2**24
 
 
-@dataclass(frozen=True)
-class Patching:
+@dataclass(frozen=True, repr=False)
+class Patching(PrintsAsTable):
     """The results of patching: `exact` and `estimate` are metrics [layer, pos] or [layer, pos, head].
 
     metric           its name; of a loss, also the text whose tokens are scored, in both runs (`metrics.loss`)
@@ -79,6 +81,26 @@ class Patching:
         apart = float((pair[0] - pair[1]).abs().max())
         constant = bool((pair.amax(1) - pair.amin(1) <= 1e-12 * pair.abs().amax(1)).any())
         return {"correlation": float("nan") if constant else float(torch.corrcoef(pair)[0, 1]), "largest": apart}
+
+    def printed(self) -> PrintedTable:
+        """The patched places, those that recover most of the clean run's metric first."""
+        same = self.clean == self.corrupt
+        shares = torch.full_like(self.values, math.nan) if same else self.recovered
+        places = torch.cartesian_prod(*(torch.arange(n) for n in shares.shape)).reshape(shares.numel(), -1)
+        rows = []
+        for (layer, column, *head), value, share in zip(
+            places.tolist(), self.values.flatten().tolist(), shares.flatten().tolist(), strict=True
+        ):
+            at = self.positions[column]
+            token = "all" if at is None else f"{at} {self.tokens[at]!r}"
+            rows.append((".".join(map(str, (self.layers[layer], *head))), token, value, share))
+        rows.sort(key=lambda row: row[-1] if row[-1] == row[-1] else -math.inf, reverse=True)
+        heading = (
+            f"{self.metric} with {self.site} of the clean run ({self.clean:.3f}) in the other ({self.corrupt:.3f})"
+        )
+        place = "layer.head" if shares.dim() == 3 else "layer"
+        columns = (place, "position", "metric", "recovered")
+        return PrintedTable(heading, columns, rows, ".recovered has all, .show() is a page")
 
     def show(self) -> Figure:
         """The recovered share of each place as a picture."""

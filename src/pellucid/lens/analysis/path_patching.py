@@ -13,6 +13,7 @@ from pellucid.lens.analysis.metrics import Metric, PreparedMetric
 from pellucid.lens.analysis.patching import check_alike, name_of_metric, read_pair
 from pellucid.lens.core.inputs import InputError, InputOptions, Texts
 from pellucid.lens.core.recording import Recording
+from pellucid.lens.show.printed_table import PrintedTable, PrintsAsTable
 from pellucid.tensor_names import axes, computation_order, names, stack_of
 from pellucid.text_model import Model
 
@@ -23,8 +24,8 @@ End = tuple[str, int | None]
 READS_SOURCE = (".cross.k", ".cross.v", ".cross.scores", ".cross.pattern")
 
 
-@dataclass(frozen=True)
-class PathEffect:
+@dataclass(frozen=True, repr=False)
+class PathEffect(PrintsAsTable):
     """The metric of the clean run, of the corrupt run, and of the clean run with the corrupt values along the path.
 
     metric   its name; of a loss, also the text whose tokens are scored, which is the clean one in all three runs
@@ -34,6 +35,11 @@ class PathEffect:
     clean: float
     corrupt: float
     patched: float
+
+    def printed(self) -> PrintedTable:
+        """The three runs."""
+        rows = [("clean", self.clean), ("corrupt", self.corrupt), ("patched along the path", self.patched)]
+        return PrintedTable(f"effect of the path on {self.metric}: {self.effect:.3f}", ("run", "metric"), rows)
 
     @property
     def effect(self) -> float:

@@ -16,6 +16,7 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.recording import Recording
+from pellucid.lens.show.printed_table import PrintedTable, PrintsAsTable
 from pellucid.model.mlp import MixtureOfExperts
 from pellucid.model.norm import Identity, LayerNorm
 from pellucid.tensor_names import EMBEDDINGS, names
@@ -216,8 +217,8 @@ def is_edited(t: Recording, *names: str) -> bool:
     return any(edit.name.removesuffix(".normalized") in names for edit in t.edits)
 
 
-@dataclass(frozen=True)
-class Decomposition:
+@dataclass(frozen=True, repr=False)
+class Decomposition(PrintsAsTable):
     """The stream at one point as a sum: `values` [part, b, i, m], named one by one in `labels`.
 
     At one position it is [part, m].
@@ -226,6 +227,13 @@ class Decomposition:
     point: str
     labels: list[str]
     values: Tensor
+
+    def printed(self) -> PrintedTable:
+        """The lengths of the parts at the last position of the first text, or at the one position, largest first."""
+        vectors = self.values if self.values.dim() == 2 else self.values[:, 0, -1]
+        rows = list(zip(self.labels, vectors.norm(dim=-1).tolist(), strict=True))
+        rows.sort(key=lambda row: -row[1])
+        return PrintedTable(f"{self.point} as a sum of {len(rows):,} parts", ("part", "length"), rows)
 
     @property
     def total(self) -> Tensor:

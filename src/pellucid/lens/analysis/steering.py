@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pellucid.lens.core.inputs import InputError, InputOptions, Texts, read_inputs
 from pellucid.lens.core.recording import Recording
+from pellucid.lens.show.printed_table import PrintedTable, PrintsAsTable
 from pellucid.tensor_names import axes
 from pellucid.text_model import Model
 
@@ -108,8 +109,8 @@ def direction(
     return one.mean(0) - other.mean(0)
 
 
-@dataclass(frozen=True)
-class Probe:
+@dataclass(frozen=True, repr=False)
+class Probe(PrintsAsTable):
     """A ridge regression from activations to labels or numbers, with its scores.
 
     classes   the labels in order, empty for numbers; `weights` [class or 1, m], `bias` [class or 1]
@@ -126,6 +127,14 @@ class Probe:
     trained: float
     held_out: float
     shuffled: list[float]
+
+    def printed(self) -> PrintedTable:
+        """The scores, and that of probes of shuffled labels."""
+        score = "accuracy" if self.classes else "R^2"
+        rows = [("training part", self.trained), ("held out", self.held_out)]
+        rows += [("held out, shuffled labels", sum(self.shuffled) / len(self.shuffled))] if self.shuffled else []
+        of = f"{len(self.classes)} classes" if self.classes else "numbers"
+        return PrintedTable(f"linear probe for {of}, penalty {self.penalty:.3g}", ("part", score), rows)
 
     def predict(self, x: Tensor) -> Any:
         """The label, or the number, for each row of x [n, m]."""
