@@ -43,16 +43,41 @@ TIED = {"tied": {"tie_word_embeddings": True}, "untied": {"tie_word_embeddings":
 
 #: family -> (class, what all of its models here have, the variants)
 TINY: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
-    "gpt2": ("GPT2LMHeadModel", GPT, TIED),
+    "gpt2": (
+        "GPT2LMHeadModel",
+        GPT,
+        TIED
+        | {
+            "exact gelu": {"activation_function": "gelu"},
+            "silu": {"activation_function": "silu"},
+            "no layer": {"n_layer": 0},
+            "scores not scaled, relu, narrow MLP, large eps": {
+                "scale_attn_weights": False,
+                "activation_function": "relu",
+                "n_inner": 7,
+                "layer_norm_epsilon": 1e-2,
+            },
+        },
+    ),
     "gpt_neox": (
         "GPTNeoXForCausalLM",
         LLAMA | {"hidden_size": 32, "rope_parameters": ROTARY | {"partial_rotary_factor": 0.5}},
         TIED
         | {
+            "tanh gelu, all coordinates turned": {"hidden_act": "gelu_new", "rope_parameters": ROTARY},
+            "in sequence, no attention bias": {"use_parallel_residual": False, "attention_bias": False},
             "positions scaled": {"rope_parameters": LINEAR | {"partial_rotary_factor": 0.5}},
         },
     ),
-    "bert": ("BertForMaskedLM", BERT, TIED),
+    "bert": (
+        "BertForMaskedLM",
+        BERT,
+        TIED
+        | {
+            "one head, tanh gelu": {"num_attention_heads": 1, "hidden_act": "gelu_new"},
+            "three segments, relu, large eps": {"type_vocab_size": 3, "hidden_act": "relu", "layer_norm_eps": 1e-2},
+        },
+    ),
     "llama": (
         "LlamaForCausalLM",
         LLAMA,

@@ -1,4 +1,7 @@
-"""BERT of transformers and ours are one function, with segments and padding; so are the streams of ELECTRA."""
+"""BERT of transformers and ours are one function, with segments and padding; so are the streams of ELECTRA.
+
+The logits over the options of its configuration are in test_every_family.
+"""
 
 import pytest
 import torch
@@ -23,26 +26,11 @@ from pellucid.reference import transformer as reference
 from pellucid.reference.tap import TensorRecorder
 
 SIZES = {"vocab_size": 13, "max_position_embeddings": 9, "hidden_size": 12, "num_hidden_layers": 3}
-VARIANTS = {
-    "plain": {"num_attention_heads": 3, "intermediate_size": 20},
-    "one head, tanh gelu": {"num_attention_heads": 1, "intermediate_size": 7, "hidden_act": "gelu_new"},
-    "untied, large eps": {
-        "num_attention_heads": 2,
-        "intermediate_size": 8,
-        "tie_word_embeddings": False,
-        "layer_norm_eps": 1e-2,
-    },
-    "three segments, relu": {
-        "num_attention_heads": 4,
-        "intermediate_size": 20,
-        "type_vocab_size": 3,
-        "hidden_act": "relu",
-    },
-}
+SIZES |= {"num_attention_heads": 3, "intermediate_size": 20}
 
 
-def theirs(kind=BertForMaskedLM, **options):
-    config = BertConfig(**SIZES | VARIANTS["plain"] | options)
+def theirs(kind=BertForMaskedLM):
+    config = BertConfig(**SIZES)
     return perturb(kind(config)), config.to_dict()
 
 
@@ -53,24 +41,7 @@ def reading(a, seed=0):
     return segments, kept
 
 
-@pytest.mark.item("S0-ref", "S1-1.1-l", "S1-1.1.1.1-a", "S3-2-b", "S3-7-a", "S4-att-l", "X-BERT")
-@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_logits(options, attention):
-    model, config = theirs(**options, attn_implementation=attention)
-    network, _ = as_ours(model, config)
-    a = network.architecture
-    tokens, (segments, kept) = draw(a), reading(a)
-    expected = model(tokens, token_type_ids=segments).logits
-    for logits in both(network, tokens, segments=segments).values():
-        assert farthest(logits, expected) <= TOLERANCE
-    expected = model(tokens, token_type_ids=segments, attention_mask=kept.long()).logits
-    mask = kept[:, None, :].expand(-1, a.n_ctx, -1)
-    for logits in both(network, tokens, segments=segments, mask=mask).values():
-        assert farthest(logits, expected) <= TOLERANCE
-
-
-@pytest.mark.item("S0-ref", "S3-7-a")
+@pytest.mark.item("S0-ref", "S3-2-b", "S3-7-a", "S4-att-l", "X-BERT")
 def test_the_stream_is_that_of_the_bare_model():
     """BertModel's last_hidden_state and hidden_states are the streams behind our blocks."""
     model, config = theirs()
@@ -140,8 +111,7 @@ def test_the_stream_of_electra(kind, width, tmp_path):
 
     The small one's embeddings are narrower than its stream, to which the norm of their sum is projected.
     """
-    sizes = {**SIZES, "embedding_size": width, "num_attention_heads": 3, "intermediate_size": 20}
-    model = perturb(kind(ElectraConfig(**sizes)))
+    model = perturb(kind(ElectraConfig(**SIZES, embedding_size=width)))
     model.save_pretrained(tmp_path)
     folder = open_folder(tmp_path)
     assert folder.architecture.readout == "none"

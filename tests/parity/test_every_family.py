@@ -33,7 +33,7 @@ def test_every_family_is_compared():
     assert set(TINY) == set(FAMILIES)
 
 
-@pytest.mark.item("S1-1.1-l")
+@pytest.mark.item("S0-ref", "S0-4.1-c", "S1-1.1-l", "S1-1.1.1.1-a", "X-GPT2", "X-NEOX")
 @pytest.mark.parametrize(("name", "variant"), marked(CASES))
 def test_logits(name, variant):
     with in_float64():

@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from random_models import MASKED, PAIRS, config_of_theirs, model_of_theirs
 from safetensors.torch import load_file, save_file
 from theirs import draw, farthest, logits_of, our_logits
@@ -22,84 +21,19 @@ from pellucid.model.weights import load_state, state_of
 from pellucid.option_values import ArchitectureError
 from some_cases import one_in
 
-SIZES = {"n_vocab": 13, "n_ctx": 8, "d_model": 12, "n_layers": 2, "n_segments": 0, "ngrams": (), "attention.d_head": 0}
-SIZES |= {"attention.n_heads": 3, "attention.n_kv_heads": 0, "attention.windows": (0,), "mlp.n_hidden": 1}
-SIZES |= {"mlp.experts": 0}
-COMMON = {"norm.kind": "layer", "norm.eps_at": "inside", "norm.bias": "all", "mlp.form": "plain", "mlp.bias": "all"}
-COMMON |= {"attention.qk_norm": "none", "attention.bias": "all", "embed_scale": "1", "dropout.mlp_out": 0.0}
-COMMON |= {"d_embed": 0, "embed_projection": "tokens", "first_norm": "norm", "readout_bias": "all"}
-COMMON |= {
-    "norm.gain": "g",
-    "logit_scale": "1",
-    "logit_cap": 0.0,
-    "residual_scale": 1.0,
-    "attention.score_cap": 0.0,
-    "positions.local_base": 0.0,
-    "positions.every": 0,
-}
-COMMON |= {"attention.scale": "1/sqrt(d_head)", "embed_norm": "none", "final_norm": "norm", "readout": "linear"}
-#: what each family leaves free is drawn
-FREE = {
-    "gpt2": {
-        "attention.mask": "causal",
-        "attention.scale": st.sampled_from(["1/sqrt(d_head)", "1"]),
-        "positions.kind": "learned",
-        "block": "pre",
-    },
-    "gpt_neox": {
-        # dynamic and longrope depend on what config.json says of the lengths
-        "positions.scaling": st.sampled_from(["none", "linear", "llama3", "yarn"]),
-        "attention.mask": "causal",
-        "attention.bias": st.sampled_from(["all", "none"]),
-        "positions.kind": "rotary",
-        "positions.layout": "halves",
-        "positions.fraction": st.sampled_from([0.5, 1.0]),
-        "block": st.sampled_from(["pre", "parallel"]),
-    },
-    "bert": {
-        "attention.mask": "bidirectional",
-        "positions.kind": "learned",
-        "block": "post",
-        "embed_norm": "norm",
-        "final_norm": "none",
-        "readout": "bert",
-        "n_segments": st.sampled_from([1, 2, 3]),
-    },
-}
 #: what goes with an untied readout
 UNTIED = {"t5": {"logit_scale": "1"}} | {name: {"source_embed": "own"} for name in ("bart", "mbart", "marian")}
 MODELS = {name: getattr(transformers, family.model_class) for name, family in FAMILIES.items()}
 
 
-def of_family(name):
-    return architectures(SIZES | COMMON | FREE[name])
-
-
 @functools.cache
 def one_of(name):
     """One architecture of the family."""
-    if name not in FREE:
-        return architecture_of(config_of_theirs(name, "tied").to_dict())
-    fixed = {key: value for key, value in (SIZES | COMMON | FREE[name]).items() if not hasattr(value, "map")}
-    fixed |= {"n_segments": 2} if name == "bert" else {}
-    return Architecture(n_vocab=13, n_ctx=8, d_model=12, n_layers=2).with_fields(fixed)
+    return architecture_of(config_of_theirs(name, "tied").to_dict())
 
 
 def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-@settings(max_examples=15)
-@given(st.sampled_from(list(FREE)).flatmap(of_family), st.integers(0, 3))
-def test_there_and_back_bit_for_bit(a, seed):
-    state = state_of(make_network(a, seed, torch.float32))
-    config = json.loads(json.dumps(config_of(a)))
-    theirs = to_theirs(state, a)
-    assert all(tensor.is_contiguous() for tensor in theirs.values())
-    assert same(to_ours(theirs, config), state)
-    back = architecture_of(config)
-    assert same(to_theirs(state, back), theirs)
-    assert config_of(back) == config
 
 
 @pytest.mark.parametrize("name", one_in(2, FAMILIES))
@@ -120,7 +54,7 @@ def test_the_files_load_in_transformers(name, unembed, tmp_path):
     assert model.config.architectures == [type(model).__name__] == [FAMILIES[name].model_class]
     # the padding token of RoBERTa has no position
     tokens = draw(a).clamp(min=2)
-    # 5e-5: float32 inside their code, see test_gpt_neox and test_every_family
+    # 5e-5: float32 inside their code, see test_every_family
     tolerance = 1e-12 if name in ("gpt2", "bert") else 5e-5
     assert farthest(our_logits(network, tokens), logits_of(model.eval(), tokens)) <= tolerance
     if name not in MASKED:
@@ -199,7 +133,7 @@ REFUSED = [
     ("gpt2", {"n_segments": 2}, "n_segments = 2"),
     ("gpt2", {"dropout.mlp_out": 0.3}, "dropout.mlp_out = 0.3"),
     ("gpt_neox", {"positions.layout": "pairs"}, "positions.layout = pairs"),
-    ("gpt_neox", {"positions.fraction": 0.75}, "positions.fraction = 0.75"),
+    ("gpt_neox", {"positions.fraction": 0.625}, "positions.fraction = 0.625"),
     ("llama", {"attention.d_head": 5}, "attention.d_head = 5"),
     ("phi", {"positions.fraction": 0.45}, "positions.fraction = 0.45"),
     ("bloom", {"n_heads": 3, "d_head": 4, "slopes": "geometric"}, "positions.slopes = geometric"),
@@ -296,7 +230,7 @@ def with_word(a, field, word):
 
 
 def test_windows_that_reach_the_whole_context_are_none():
-    assert lost(one_of("gpt2").with_fields({"attention.windows": "8, 0"}), FAMILIES["gpt2"]) == []
+    assert lost(one_of("gpt2").with_fields({"attention.windows": "9, 0"}), FAMILIES["gpt2"]) == []
 
 
 @pytest.mark.parametrize(
@@ -339,6 +273,20 @@ def test_rotary_positions_scaled_in_the_older_spelling():
     assert positions == Positions(kind="rotary", base=500_000.0, scaling="llama3")
 
 
+def test_files_of_an_older_gpt_neox():
+    """Flat rotary options, and buffers and names that were dropped since."""
+    model, config = model_of_theirs("gpt_neox", "untied")
+    state = model.state_dict()
+    old = {name: value for name, value in config.items() if name != "rope_parameters"}
+    old |= {"rotary_emb_base": 100, "rotary_pct": 0.5}
+    older = {name.replace("lm_head.", "embed_out."): tensor for name, tensor in state.items()}
+    older["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 9, 9).tril()
+    older["gpt_neox.layers.0.attention.masked_bias"] = torch.tensor(-1e9)
+    older["gpt_neox.layers.0.attention.rotary_emb.inv_freq"] = torch.ones(2)
+    assert architecture_of(old) == architecture_of(config)
+    assert same(to_ours(older, old), to_ours(state, config))
+
+
 def test_damaged_states_are_refused():
     a = one_of("gpt2")
     state, config = to_theirs(state_of(make_network(a)), a), config_of(a)
@@ -365,7 +313,7 @@ def test_names_without_the_prefix():
     a = one_of("gpt2")
     state = state_of(make_network(a))
     bare = {name.removeprefix("transformer."): tensor for name, tensor in to_theirs(state, a).items()}
-    bare["h.0.attn.bias"] = torch.ones(1, 1, 8, 8).tril()
+    bare["h.0.attn.bias"] = torch.ones(1, 1, 9, 9).tril()
     assert same(to_ours(bare, config_of(a)), state)
     a = one_of("bert")
     state = state_of(make_network(a))
