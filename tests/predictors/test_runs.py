@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import shutil
-import signal
 
 import numpy as np
 import pytest
@@ -27,9 +24,8 @@ from pellucid.predictors.recipe import (
     read_predictor_recipe,
 )
 from pellucid.predictors.train import train_predictor
-from pellucid.predictors.trainable import count_part
-from pellucid.runs.checkpoint import CheckpointError, folder_of, load_checkpoint, steps_of
-from pellucid.runs.metrics import WALL_CLOCK, read_metrics
+from pellucid.runs.checkpoint import CheckpointError, load_checkpoint
+from pellucid.runs.metrics import read_metrics
 from pellucid.runs.options import RecipeError
 from pellucid.text.tokens.store import Tokens, TokenSequence
 
@@ -150,27 +146,6 @@ def test_every_token_is_a_target_once_an_epoch_with_all_that_it_reads(kind):
             assert before == [(int(p.targets[row, at]) - k) % len(ids) for k in range(reach, 0, -1)]
     measured = np.concatenate([p.targets[p.counts].numpy() for p in data.held_out()])
     np.testing.assert_array_equal(np.sort(measured), ids[1:])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_interrupted_and_resumed_is_uninterrupted(tmp_path, text, kind):
-    more = {"checkpoint_every": 3, "evaluate_every": 2, "keep_last": 9}
-    whole = small(text, kind, tmp_path / "whole", more=more)
-    shutil.copytree(whole.path, tmp_path / "cut")
-    for step in steps_of(tmp_path / "cut"):
-        if step > 3:
-            shutil.rmtree(folder_of(tmp_path / "cut", step))
-    resumed = train_predictor(kind=kind, out=tmp_path / "cut", resume=True)
-    assert (resumed.step, resumed.held_out_loss) == (whole.step, whole.held_out_loss)
-    for name, tensor in weights(whole.path, 6).items():
-        assert torch.equal(tensor, weights(tmp_path / "cut", 6)[name])
-
-    def rows(run):
-        return [{k: v for k, v in r.items() if k not in WALL_CLOCK} for r in read_metrics(run / "metrics.jsonl")]
-
-    assert rows(tmp_path / "cut") == rows(whole.path)
-    longer = train_predictor(kind=kind, out=tmp_path / "cut", resume=True, steps=8)
-    assert (longer.step, longer.recipe.record.decay) == (8, (5, 8))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -318,13 +293,6 @@ def test_folders_are_refused_for_what_they_are(tmp_path, text):
         load_predictor(run.path)
 
 
-def test_text_that_changed_is_not_resumed_on(tmp_path, text):
-    run = small(text, "recurrent", tmp_path / "run")
-    text.write_text(text.read_text() + "more", encoding="utf-8")
-    with pytest.raises(RecipeError, match="trained on other text"):
-        train_predictor(kind="recurrent", out=run.path, resume=True, steps=9)
-
-
 def test_fields_that_would_be_ignored_cannot_be_set():
     assert {"model.order", "model.smoothing", "text.tokenizer", "train.seed"} <= set(predictor_fields("ngram"))
     assert "train.learning_rate" not in predictor_fields("ngram")
@@ -333,19 +301,6 @@ def test_fields_that_would_be_ignored_cannot_be_set():
     make_predictor_recipe((), "ngram", {"alpha": 7, "smoothing": "add-alpha"}, {})
     with pytest.raises(RecipeError, match="alpha belongs to smoothing=add-alpha"):
         make_predictor_recipe((), "ngram", {"alpha": 7}, {})
-
-
-def test_interrupted_while_it_counts_an_ngram_leaves_nothing(tmp_path, text, monkeypatch):
-    """As every other run that is interrupted before it has anything to keep."""
-
-    def count(*given, **more):
-        os.kill(os.getpid(), signal.SIGINT)
-        return count_part(*given, **more)
-
-    monkeypatch.setattr("pellucid.predictors.trainable.count_part", count)
-    run = train_predictor(text, kind="ngram", out=tmp_path / "run", fields={"tokenizer": "char"})
-    assert run.exit_code == 130
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("step", ["best", "4"])

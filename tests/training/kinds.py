@@ -45,14 +45,6 @@ class RunKind:
             return pellucid.train(*inputs, **options)
         return pellucid.train_predictor(*inputs, kind=self.predictor, **options)
 
-    def command(self, source: Path, out: str, steps: int = STEPS) -> list[str]:
-        """The command line of `start`."""
-        spelled = {name: ",".join(map(str, v)) if isinstance(v, tuple) else v for name, v in self.fields.items()}
-        fields = [f"--set={name}={value}" for name, value in spelled.items() if name not in ("steps", "tokenizer")]
-        tokenizer = [f"--tokenizer={self.fields['tokenizer']}"] if "tokenizer" in self.fields else []
-        kind = [] if self.predictor is None else ["--predictor", self.predictor]
-        return ["train", str(source), "--out", out, "--steps", str(steps), *kind, *tokenizer, *fields]
-
 
 def write_conversations(folder: Path, n: int = 30) -> Path:
     """Conversations of one to three questions, each answered by the same words in another order."""
@@ -69,7 +61,15 @@ def write_conversations(folder: Path, n: int = 30) -> Path:
     return folder / "chats.jsonl"
 
 
-WRITERS = {"chat": write_conversations}
+def write_pairs(folder: Path, n: int = 60, seed: int = 0) -> Path:
+    """Words of 1 to 9 letters and the same words backwards."""
+    rng = np.random.default_rng(seed)
+    words = ["".join(rng.choice(list("abcdefgh"), rng.integers(1, 10))) for _ in range(n)]
+    (folder / "pairs.tsv").write_text("".join(f"{word}\t{word[::-1]}\n" for word in words), encoding="utf-8")
+    return folder / "pairs.tsv"
+
+
+WRITERS = {"chat": write_conversations, "pairs": write_pairs}
 TRANSFORMER = {name: value for name, value in FIELDS.items() if name != "steps"}
 #: conversations are longer than the other texts
 CHAT_FIELDS = TRANSFORMER | {"n_ctx": 160, "sample_every": 4}
@@ -86,4 +86,7 @@ OBJECTIVES = (
     RunKind("chat", CHAT_FIELDS),
     RunKind("masked", TRANSFORMER | {"objective": "masked", "sample_every": 4}),
     RunKind("prefix", TRANSFORMER | {"objective": "prefix", "sample_every": 4}),
+    RunKind("pairs", TRANSFORMER | {"objective": "source-target", "n_ctx": 24, "ngrams": (), "sample_every": 4}),
 )
+#: the other optimizer; every other kind has the default one, Muon
+WITH_ADAMW = RunKind("adamw", TRANSFORMER | {"optimizer": "adamw", "sample_every": 4})

@@ -1,16 +1,14 @@
 """What is held out: a share by the rule that the recipe names, or files of one's own; and that a run keeps to it."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-from tiny import FIELDS, SHAKESPEARE, Heard, assert_same_run, recipe_for, resume, rows, start, start_recipe, write_text
+from tiny import FIELDS, SHAKESPEARE, Heard, recipe_for, resume, rows, start_recipe, write_text
 
 import pellucid
 from pellucid import cli
 from pellucid.predictors.recipe import make_predictor_recipe
-from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.options import RecipeError
 from pellucid.training.config import TextOptions
 from pellucid.training.recipe import (
@@ -153,17 +151,6 @@ def test_a_run_keeps_to_its_held_out_files(tmp_path):
     with pytest.raises(RecipeError, match=r"text\.held_out_files: \[\] in the run") as refused:
         pellucid.train(out=share, resume=True, steps=8, held_out=other)
     assert "0.0 asked for" not in str(refused.value)
-
-
-def test_a_resumed_run_with_files_held_out_is_the_uninterrupted_one(tmp_path):
-    text, valid = write_text(tmp_path), write_text(tmp_path, 400, "valid.txt")
-    whole = start(text, tmp_path / "whole", held_out_files=[str(valid)], keep_last=3).path
-    half = shutil.copytree(whole, tmp_path / "half")
-    for step in (8, 12):
-        shutil.rmtree(half / "checkpoints" / f"step-{step:08}")
-    assert steps_of(half) == [4]
-    resume(half)
-    assert_same_run(whole, half)
 
 
 def test_pairs_are_held_out_by_file_too(tmp_path):

@@ -2,11 +2,10 @@
 
 import os
 import signal
-import time
 
 import pytest
 from kinds import KINDS, STEPS
-from tiny import Heard, assert_same_run, forked, recipe_for, resume, sample_text, start, start_recipe
+from tiny import Heard, assert_same_run, recipe_for, resume, sample_text, start, start_recipe
 
 from pellucid import cli
 from pellucid.runs import checkpoint
@@ -73,15 +72,6 @@ def test_a_signal_in_any_phase_is_followed_by_a_save(whole_runs, tmp_path, monke
     again = kind.resume(done.path)
     assert (again.exit_code, again.step) == (0, STEPS)
     assert_same_run(done.path, whole_runs(kind))
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_signal_before_the_first_step_of_any_kind_leaves_nothing_behind(tmp_path, monkeypatch, kind):
-    source = kind.write_input(tmp_path)
-    at_call(monkeypatch, setup, "read_corpus", 1)
-    done = kind.start(source, tmp_path / "run")
-    assert (done.exit_code, done.step) == (130, 0)
-    assert sorted(p.name for p in tmp_path.iterdir() if p.name != "cache") == [source.name]
 
 
 @pytest.mark.parametrize(("call", "step"), [(1, 1), (5, 2)])
@@ -167,27 +157,6 @@ def test_a_second_signal_stops_at_once(whole, text, tmp_path, monkeypatch, numbe
         assert cli.main(["train"]) == code
     assert resume(tmp_path / "run").step == 12
     assert_same_run(tmp_path / "run", whole)
-
-
-def test_the_command_line_ends_with_143_after_saving(text, tmp_path):
-    run = tmp_path / "run"
-
-    def train() -> int:
-        real = Trainer.take_step
-
-        def take_step(self: Trainer) -> None:
-            real(self)
-            time.sleep(0.01)
-            if self.step == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        Trainer.take_step = take_step  # type: ignore[method-assign]
-        fields = [f"--set={k}={v}" for k, v in {"d_model": 8, "n_heads": 1, "n_ctx": 8, "compile": "no"}.items()]
-        return cli.main(["train", str(text), "--out", str(run), "--steps", "9", "--tokenizer", "byte", *fields])
-
-    code, _, errors = forked(train, tmp_path)
-    assert (code, errors) == (143, "")
-    assert steps_of(run)[-1] == 3
 
 
 def test_in_another_thread_the_callers_signals_stay(text, tmp_path):

@@ -254,12 +254,6 @@ def test_measuring_a_step_spoils_no_weight(text, tmp_path, monkeypatch):
     assert_same_tensors(tensors(plain, 20), tensors(measured, 20))
 
 
-def test_three_minutes_are_not_spent_on_compiling(monkeypatch):
-    monkeypatch.setattr(device, "can_compile", lambda device: True)
-    assert not device.compile_pays(CPU, 0.4, int(180 / 0.4))[0]
-    assert device.compile_pays(CPU, 0.4, int(600 / 0.4))[0]
-
-
 @pytest.mark.parametrize(("asked", "chosen", "rate"), [("fused", "fused", 0.0), ("auto", "explicit", 0.1)])
 def test_attention_is_computed_the_way_that_was_chosen(text, tmp_path, asked, chosen, rate):
     """With dropout of its pattern there is one way; tests/training/test_step_choice.py has the rest."""
@@ -325,17 +319,6 @@ def test_bfloat16_is_near_float32_and_keeps_float32_weights(text, tmp_path):
         assert all(t.dtype == torch.float32 for t in tensors(run, 4).values())
     assert ends[0] != ends[1]
     assert ends[0] == pytest.approx(ends[1], rel=0.01)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_recomputed_activations_give_the_same_gradients(text, tmp_path, dtype):
-    found = []
-    for word in ("no", "yes"):
-        training = make_training(text, tmp_path / word, dtype, recompute=word, dropout=0.3, clip=0.0)
-        training.network.train()
-        training.take_step()
-        found.append({n: p.grad.clone() for n, p in training.network.named_parameters()})
-    assert_same_tensors(*found)
 
 
 def test_a_recomputing_run_evaluates_samples_and_loads(text, tmp_path):

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from kinds import KINDS
 from tests.some_cases import one_in
 from tiny import assert_same_run, forked, recipe_for, resume, start, write_text
 
@@ -307,22 +306,6 @@ def test_what_cannot_be_left_is_said_to_be_finished(child, tmp_path, monkeypatch
     assert code == 143, said
     assert "finishing: compiling the first step ... (once more, Ctrl-C or SIGTERM stops at once)" in said
     assert steps_of(tmp_path / "run") == [1]
-
-
-@pytest.mark.parametrize("kind", one_in(6, KINDS), ids=lambda kind: kind.name)
-def test_a_signal_among_the_steps_of_any_kind_is_followed_by_a_save(child, tmp_path, monkeypatch, kind):
-    """Within an epoch too; resumed, the run ends as one that was not interrupted."""
-    command = kind.command(kind.write_input(tmp_path), "run")
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "take_step", child.slowed(Trainer.take_step, 0.2, after=6))
-        code, said = child.run(command, signal.SIGINT)
-    assert code == 130, said
-    assert steps_of(tmp_path / "run")[-1] in (6, 7)
-    again = ["train", "--resume", "--out", "run"]
-    assert forked(lambda: run_in(tmp_path, again), tmp_path)[0] == 0
-    whole = [*kind.command(kind.write_input(tmp_path), "whole")]
-    assert forked(lambda: run_in(tmp_path, whole), tmp_path)[0] == 0
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.training.tiny import FIELDS, Heard, assert_same_run, assert_same_tensors, rows, tensors
-from tiny import resume, start_recipe
+from kinds import write_pairs
+from tests.training.tiny import FIELDS, Heard, rows
+from tiny import start_recipe
 
 import pellucid
 from pellucid.generate import generate
@@ -21,7 +22,6 @@ from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import cache_folder
 from pellucid.text.read.pairs import PairsError, read_pairs, split_pairs
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
-from pellucid.text.tokens import pairs as stored_pairs
 from pellucid.text.tokens.batches import BatchesError
 from pellucid.text.tokens.pairs import prepare_pairs
 from pellucid.text_model import Model
@@ -31,19 +31,9 @@ from pellucid.training.load import load_run
 from pellucid.training.objectives import MicroBatch, encoded, logits_of, summed_loss, token_losses
 from pellucid.training.recipe import differences, make_recipe, overlay, read_recipe_file
 from pellucid.training.source_target import SourceTargetData
-from some_cases import one_in
 
 CPU = torch.device("cpu")
 TINY = {**FIELDS, "objective": "source-target", "n_ctx": 24}
-
-
-def write_pairs(folder, n=60, seed=0, name="pairs.tsv"):
-    """Words of 1 to 9 letters and the same words backwards."""
-    generator = np.random.default_rng(seed)
-    words = ["".join(generator.choice(list("abcdefgh"), generator.integers(1, 10))) for _ in range(n)]
-    path = folder / name
-    path.write_text("".join(f"{word}\t{word[::-1]}\n" for word in words), encoding="utf-8")
-    return path
 
 
 @pytest.fixture
@@ -59,10 +49,14 @@ def start(path, out, sampler=None, **fields):
     return start_recipe(recipe_for(path, **fields), out, Heard(), sampler)
 
 
+def tokens_of(run):
+    split = split_pairs(read_pairs(run.recipe.inputs), run.recipe.text.held_out, run.recipe.train.seed)
+    return prepare_pairs(split, load_tokenizer(run.path), cache_folder())
+
+
 def data_of(run):
     """The data of a finished run, made again."""
-    split = split_pairs(read_pairs(run.recipe.inputs), run.recipe.text.held_out, run.recipe.train.seed)
-    return SourceTargetData(prepare_pairs(split, load_tokenizer(run.path), cache_folder()), run.recipe, CPU)
+    return SourceTargetData(tokens_of(run), run.recipe, CPU)
 
 
 def exact(run):
@@ -105,11 +99,6 @@ def test_batches_are_a_function_of_seed_and_step(pairs, tmp_path):
     assert (other.rows(0) != data.rows(0)).any()
     with pytest.raises(BatchesError, match="part 0 of 4"):
         data.at(0, 0, 4)
-
-
-def tokens_of(run):
-    split = split_pairs(read_pairs(run.recipe.inputs), run.recipe.text.held_out, run.recipe.train.seed)
-    return prepare_pairs(split, load_tokenizer(run.path), cache_folder())
 
 
 def with_seed(recipe, seed):
@@ -191,46 +180,6 @@ def test_losses_are_nats_per_target_token_and_bits_per_byte_of_the_targets(pairs
         count, n_bytes = count + len(ids), n_bytes + len(target.encode())
     assert run.held_out_loss == pytest.approx(total / count, rel=1e-5)
     assert run.bits_per_byte == pytest.approx(total / math.log(2) / n_bytes, rel=1e-5)
-
-
-@pytest.mark.parametrize("stop", one_in(2, [5, 4]))
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(pairs, tmp_path, stop):
-    """Dropout on, two passes a step; stopped at a checkpoint, at the end of one segment of a longer run."""
-    fields = {"schedule": "constant", "warmup": 0, "evaluate_every": 4}
-    start(pairs, tmp_path / "parts", steps=stop, **fields)
-    with pytest.MonkeyPatch.context() as patch:  # the pairs are encoded already
-        patch.setattr(stored_pairs, "_write_side_tokens", None)
-        resume(tmp_path / "parts", sampler=None, steps=9)
-    start(pairs, tmp_path / "whole", steps=9, **fields)
-    assert_same_tensors(tensors(tmp_path / "parts", 9), tensors(tmp_path / "whole", 9))
-    ends = [[row for row in rows(tmp_path / name) if "loss" in row] for name in ("parts", "whole")]
-    assert ends[0] == ends[1]
-
-
-def test_an_interrupted_run_is_the_uninterrupted_one(pairs, tmp_path):
-    """The reporter sends Ctrl-C at a step; what is resumed ends as what never stopped, metrics included."""
-    import os
-    import signal
-
-    class Impatient(Heard):
-        def step(self, row, n_steps):
-            super().step(row, n_steps)
-            if row["step"] == 3:
-                os.kill(os.getpid(), signal.SIGINT)
-
-    stopped = start_recipe(recipe_for(pairs), tmp_path / "parts", Impatient())
-    assert stopped.exit_code == 130
-    assert 3 <= stopped.step < 12
-    resume(tmp_path / "parts", sampler=None)
-    start(pairs, tmp_path / "whole")
-    assert_same_run(tmp_path / "parts", tmp_path / "whole")
-
-
-def test_changed_pairs_are_refused_by_name(pairs, tmp_path):
-    start(pairs, tmp_path / "run", steps=2, evaluate_every=2)
-    pairs.write_text(pairs.read_text() + "new\twen\n")
-    with pytest.raises(RecipeError, match=r"trained on other text \(pairs\.tsv changed"):
-        resume(tmp_path / "run", sampler=None, steps=4)
 
 
 def test_epochs_are_passes_over_the_pairs(pairs, tmp_path):

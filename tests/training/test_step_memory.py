@@ -1,6 +1,7 @@
 """The formula of a training step's memory is within 15 % of a step on tensors without numbers."""
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -36,18 +37,23 @@ OPTIONS = {
 }
 
 
+def in_two_ways(names: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
+    """Each name with two ways that have nothing in common; all ways come equally often."""
+    return [(name, WAYS[way]) for k, name in enumerate(names) for way in (k % 8, 7 - k % 8)]
+
+
 def assert_close(recipe: Recipe) -> None:
     assert training_memory(recipe).peak == pytest.approx(walk(recipe).peak, rel=ERROR)
 
 
-@pytest.mark.parametrize(("name", "way"), one_in(11, itertools.product(PRESETS, WAYS)), ids=str)
+@pytest.mark.parametrize(("name", "way"), one_in(7, in_two_ways(PRESETS)), ids=str)
 def test_presets(name, way):
     a = preset(name)
     a = with_vocabulary(replace(a, n_ctx=min(a.n_ctx, 1024)), min(a.n_vocab, 50257))
     assert_close(shallow(with_train(default_recipe(a), batch=4, accumulate=1, **way), min(a.n_layers, 3)))
 
 
-@pytest.mark.parametrize(("option", "way"), one_in(5, itertools.product(OPTIONS, WAYS)), ids=str)
+@pytest.mark.parametrize(("option", "way"), one_in(5, in_two_ways(OPTIONS)), ids=str)
 def test_options(option, way):
     recipe = with_train(default_recipe(with_vocabulary(preset("small"), 4096)), batch=16, accumulate=1, **way)
     assert_close(with_fields(recipe, OPTIONS[option]))
