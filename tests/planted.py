@@ -12,15 +12,12 @@ from torch.nn import functional as F
 from pellucid.architecture import Architecture
 from pellucid.model import OFF, Cache, Transformer
 from pellucid.model.attention import MultiHeadAttention
-from pellucid.model.block import PostBlock, PreBlock, PreCrossBlock
+from pellucid.model.block import PreBlock, PreCrossBlock
 from pellucid.model.cache import CachedSource, CacheLayer
 from pellucid.model.embed import Embed, NGrams
 from pellucid.model.kernels import FusedAttention
 from pellucid.model.mask import Mask, attend_everywhere, causal
-from pellucid.model.mlp import ACTIVATION
-from pellucid.model.norm import Identity, LayerNorm, LayerNormEpsOutside
-from pellucid.model.positions import Alibi, Learned, Relative, RotaryTable, Sinusoidal, buckets
-from pellucid.model.tables import Table
+from pellucid.model.positions import Alibi, Learned, RotaryTable
 
 BASE = Architecture(n_vocab=257, n_ctx=16, d_model=8, n_layers=2).with_fields({"attention.n_heads": 2, "mlp.d_ff": 12})
 LONG = {"n_ctx": 128}
@@ -28,9 +25,7 @@ ROTARY = {"positions.kind": "rotary"}
 #: texts of more than 9 tokens have other frequencies
 TWO_LISTS = ROTARY | {"n_ctx": 16, "attention.d_head": 8, "positions.scaling": "longrope", "positions.n_trained": 9}
 TWO_LISTS |= {"positions.long_factors": (2.0, 3.5, 8.0, 9.0)}
-RELATIVE = {"positions.kind": "relative", "positions.max_distance": 100}
 NGRAMS = {"ngrams": (2, 3), "ngram_rows": 7}
-SUM = {"d_embed": 5, "embed_projection": "sum"}
 
 Plant = Callable[[Transformer, pytest.MonkeyPatch], None]
 
@@ -91,39 +86,11 @@ class Transposed(nn.Linear):
         return F.linear(input, self.weight.T, self.bias)
 
 
-class Backwards(nn.Linear):
-    """The coordinates of x in the other order."""
-
-    def forward(self, input):
-        return super().forward(input.flip(-1))
-
-
-class Biasless(nn.Linear):
-    """x W^T where x W^T + b is meant."""
-
-    def forward(self, input):
-        return F.linear(input, self.weight)
-
-
 class FusedScale(FusedAttention):
     """The fused kernel forgets the scale, the explicit one does not."""
 
     def forward(self, q, k, v, mask):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
-
-
-class LaterPlaces(RotaryTable):
-    """Every position one too far, as when counting starts at 1."""
-
-    def forward(self, positions):
-        return super().forward((positions + 1) % len(self.values[0][0]))
-
-
-class ScaledMLP(PreBlock):
-    """The MLP reads a little more than the norm gives."""
-
-    def feed_forward(self, x, tap):
-        return super().feed_forward(x * 1.0001, tap)
 
 
 class AlwaysDropping(nn.Dropout):
@@ -149,15 +116,6 @@ def unmask(network: Transformer, patch: pytest.MonkeyPatch | None = None) -> Non
     network.blocks[0].attn.mask.rule, network.blocks[0].attn.mask.plain = attend_everywhere, False
 
 
-def scale_of_one(network: Transformer, patch: pytest.MonkeyPatch) -> None:
-    """Neither kernel of the second block scales q . k."""
-    network.blocks[1].attn.explicit.scale = network.blocks[1].attn.fused.scale = 1.0
-
-
-def planes_as_pairs(network: Transformer, patch: pytest.MonkeyPatch) -> None:
-    network.blocks[1].attn.rotary.split, network.blocks[1].attn.rotary.axis = (-1, 2), -1
-
-
 def untie(network: Transformer, patch: pytest.MonkeyPatch) -> None:
     """A readout of its own where the architecture says tied, as after a move that copies parameters."""
     network.unembed.weight = nn.Parameter(network.unembed.weight.detach() * 1.01)
@@ -180,18 +138,6 @@ class Unnamed(nn.LayerNorm):
         return super().forward(x)
 
 
-def bias_of_dense(network: Transformer, patch: pytest.MonkeyPatch) -> None:
-    """The readout's bias is added in front of the dense layer's activation, and not to the logits."""
-    network.unembed.dense.register_forward_hook(lambda module, inputs, output: output + network.unembed.bias[:8])
-
-
-class ForwardNGrams(NGrams):
-    """The hash reads the tokens of an n-gram in the other order."""
-
-    def forward(self, history, positions):
-        return super().forward(history.flip(1), positions.flip(-1)).flip(1)
-
-
 class NoSegments(Embed):
     """Segments that are given are forgotten."""
 
@@ -199,42 +145,15 @@ class NoSegments(Embed):
         return super().forward(tokens, history, positions, None, *rest)
 
 
+#: test_verify moves every tensor by itself: here are faults of another kind than a wrong product
 STRUCTURE = {
     "query transposed": Fault(become("blocks.1.attn.query", Transposed), "blocks.1.attn.q"),
-    "value transposed": Fault(become("blocks.0.attn.value", Transposed), "blocks.0.attn.v"),
-    "out transposed": Fault(become("blocks.1.attn.out", Transposed), "blocks.1.attn_out"),
     "mask gone": Fault(unmask, "blocks.0.attn.scores"),
-    "window one too wide": Fault(
-        put("blocks.1.attn.mask", "window", 4), "blocks.1.attn.scores", {"attention.windows": "3"}
-    ),
-    "scale 1": Fault(scale_of_one, "blocks.1.attn.scores"),
     "scale 1 in the fast path alone": Fault(fused_becomes(FusedScale), "blocks.1.attn.z"),
-    "embedding not scaled": Fault(put("embed", "scale", 1.0), "embed", {"embed_scale": "sqrt(d_model)"}),
-    "embedding projected backwards": Fault(become("embed.projection", Backwards), "embed", {"d_embed": 5}),
-    "stream projected backwards": Fault(become("unembed.projection", Backwards), "logits", {"d_embed": 5}),
-    "sum projected backwards": Fault(become("embed.projection", Backwards), "embed_projected", SUM),
-    "sum projected without its bias": Fault(become("embed.projection", Biasless), "embed_projected", SUM),
-    "sublayers not scaled": Fault(become("blocks.0.scaled", Identity), "blocks.0.attn_out", {"residual_scale": 0.4}),
-    "post for pre": Fault(become("blocks.1", PostBlock), "blocks.1.norm_1.scale"),
-    "pre for post": Fault(become("blocks.0", PreBlock), "blocks.0.attn.q", {"block": "post"}),
-    "MLP reads something else": Fault(become("blocks.1", ScaledMLP), "blocks.1.mlp.pre"),
-    "epsilon outside": Fault(become("final_norm", LayerNormEpsOutside), "final_norm.scale", {"norm.eps": 1e-2}),
-    "epsilon inside": Fault(
-        become("blocks.0.norm_2", LayerNorm), "blocks.0.norm_2.scale", {"norm.eps": 1e-2, "norm.eps_at": "outside"}
-    ),
-    "rotary pairs for halves": Fault(planes_as_pairs, "blocks.1.attn.rot_q", ROTARY),
-    "rotary from position 1": Fault(become("rotary_table", LaterPlaces), "blocks.0.attn.rot_q", ROTARY),
-    "exact gelu": Fault(put("blocks.0.mlp", "f", ACTIVATION["gelu"]), "blocks.0.mlp.post"),
-    "a norm before the first attention": Fault(norm_first, "blocks.0.attn.q", {"first_norm": "none"}),
-    "the readout's bias for the dense one": Fault(
-        bias_of_dense, "logits", {"readout": "bert", "readout_bias": "logits"}
-    ),
     "the readout's other activation": Fault(put("unembed", "f", torch.tanh), "logits", {"readout": "bert"}),
     "dropout left on": Fault(put("blocks.0", "drop_attn", AlwaysDropping()), "blocks.0.attn_out"),
     "tied weights apart": Fault(untie, "unembed.weight"),
-    "n-grams of one row less": Fault(put("embed.ngrams", "rows", 6), "ngram_embed", NGRAMS),
     "angles that lost their digits": Fault(round_turns, "rotary_table.values", ROTARY),
-    "n-grams read forwards": Fault(become("embed.ngrams", ForwardNGrams), "ngram_embed", NGRAMS),
     "segments forgotten": Fault(become("embed", NoSegments), "seg_embed", {"n_segments": 2}),
     "an encoder that cannot look ahead": Fault(
         lambda network, patch: unmask_the_other_way(network), "encoder.blocks.0.attn.scores", encoder=True
@@ -264,32 +183,11 @@ class ClampedFar(Learned):
         return super().forward(input.clamp(max=1024))
 
 
-class Repeating(Sinusoidal):
-    """Positions begin anew at 100."""
-
-    def added(self, positions):
-        return super().added(positions % 100)
-
-
-class ClampedTurns(RotaryTable):
-    """Angles grow up to position 60."""
-
-    def forward(self, positions):
-        return super().forward(positions.clamp(max=60))
-
-
 class RoundedTurns(RotaryTable):
     """Positions in bfloat16, which has no odd numbers beyond 256."""
 
     def forward(self, positions):
         return super().forward(positions.bfloat16().long().clamp(max=positions.max()))
-
-
-class ClampedSlopes(Alibi):
-    """Distances grow up to 64."""
-
-    def score_bias(self, i, j):
-        return -self.values[:, None, None] * (i - j).abs().clamp(max=64)
 
 
 class ClampedFarSlopes(Alibi):
@@ -323,18 +221,6 @@ def slopes_become(kind: type) -> Plant:
     return plant
 
 
-def earlier_last_bucket(network: Transformer, patch: pytest.MonkeyPatch) -> None:
-    """The buckets of a max_distance that is one less."""
-    relative = network.relative
-    assert isinstance(relative, Relative)
-    relative.buckets = Table(buckets(relative.sided, 80)).double()
-
-
-def exchange_windows(network: Transformer, patch: pytest.MonkeyPatch) -> None:
-    one, other = (block.attn.mask for block in network.blocks)
-    one.window, other.window, one.plain, other.plain = other.window, one.window, other.plain, one.plain
-
-
 LONG_ROW, LATER, MASKS = "a long row = reference", "later positions = reference", "masks up to n_ctx = reference"
 WINDOWS = {"attention.windows": (60, 0)}
 WIDE = {"n_ctx": 1500, "attention.windows": (0, 1200), "attention.n_heads": 1}
@@ -344,17 +230,8 @@ FAR = {
     "learned positions clamped beyond 1,024": Fault(
         become("embed.position", ClampedFar), "pos_embed", {"n_ctx": 1500, "n_layers": 1, "attention.n_heads": 1}, LATER
     ),
-    "sinusoids that repeat": Fault(
-        become("embed.position", Repeating), "pos_embed", LONG | {"positions.kind": "sinusoidal"}, LONG_ROW
-    ),
-    "rotary positions clamped": Fault(
-        become("rotary_table", ClampedTurns), "blocks.0.attn.rot_q", LONG | ROTARY, LONG_ROW
-    ),
     "rotary positions in bfloat16": Fault(
         become("rotary_table", RoundedTurns), "blocks.0.attn.rot_q", {"n_ctx": 400} | ROTARY, LONG_ROW
-    ),
-    "alibi's distances clamped": Fault(
-        slopes_become(ClampedSlopes), "blocks.0.attn.scores", LONG | {"positions.kind": "alibi"}, LONG_ROW
     ),
     "alibi's distances clamped beyond 1,024": Fault(
         slopes_become(ClampedFarSlopes),
@@ -362,14 +239,12 @@ FAR = {
         {"n_ctx": 1500, "n_layers": 1, "attention.n_heads": 1, "positions.kind": "alibi"},
         MASKS,
     ),
-    "the last relative bucket too early": Fault(earlier_last_bucket, "blocks.0.attn.scores", LONG | RELATIVE, LONG_ROW),
     "a window of 60 read as 61": Fault(
         put("blocks.0.attn.mask", "window", 61), "blocks.0.attn.scores", LONG | WINDOWS, LONG_ROW
     ),
     "a window of 1,200 read as 1,199": Fault(
         put("blocks.1.attn.mask", "window", 1199), "blocks.1.attn.scores", WIDE, MASKS
     ),
-    "the layers' windows exchanged": Fault(exchange_windows, "blocks.0.attn.scores", LONG | WINDOWS, LONG_ROW),
     "a window that the fused kernel forgets": Fault(
         fused_becomes(WindowlessWhenLong), "blocks.1.attn.z", LONG | {"attention.windows": (0, 60)}, LONG_ROW
     ),

@@ -207,6 +207,10 @@ def test_every_family_draws_every_panel_or_says_why_not(visit, family, name):
     for panel in page.locator("main section.panel").all():
         said = panel.inner_text()
         assert panel.locator("[data-reason]").count() or ("Copy as Python" in said and "Not shown" in said), said
+    narrow = open_page(visit, family, name, "narrow")
+    for opened, size in ((page, "wide"), (narrow, "narrow")):
+        assert opened.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
+        assert opened.locator("main [role=alert]").count() == 0
 
 
 @pytest.mark.slow
@@ -219,16 +223,6 @@ def test_what_a_model_lacks_is_said(look_into, visit, fields):
         assert page.locator("main [role=alert]").count() == 0
         said = "This model has no readout" if "readout" in fields else "This network has no layers"
         assert (said in page.inner_text("main")) == (name == "stream" if "readout" in fields else name != "stream")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", PAGES)
-def test_no_page_is_wider_than_the_screen(visit, family, name, size, scheme):
-    page = open_page(visit, family, name, size, scheme)
-    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
-    assert page.locator("main [role=alert]").count() == 0
 
 
 def test_a_rank_has_all_of_its_digits(look_into, visit):
