@@ -73,7 +73,7 @@ def test_other_results_print_as_tables(model, trace):
     )
     for result, first in (
         (trace.lens(), "logit lens at the last position"),
-        (trace.decompose(), "blocks.1.resid_post as a sum of"),
+        (trace.decompose(), "the stream that is read out as a sum of 6 parts"),
         (trace.why(0, 0), "head 0.0, query 4, key"),
         (effect, "effect of the path on "),
     ):
