@@ -69,6 +69,22 @@ def test_training_says_what_it_does(trained):
     assert json.loads((trained / "recipe.json").read_bytes())["options"]["train"]["steps"] == 4
 
 
+def test_generated_texts_and_conversions_are_json_for_scripts(trained, tmp_path, capsys):
+    asked = ["generate", str(trained), "ROMEO:", "--n", "2", "--seed", "1", "--max-tokens", "5", "--json"]
+    assert cli.main(asked) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["prompt"] == second["prompt"] == "ROMEO:"
+    assert (first["seed"], first["sample"], second["sample"]) == (1, 0, 1)
+    assert len(first["ids"]) == 5
+    assert cli.main([*asked, "--no-stream"]) == 2
+    assert "--json prints texts that are complete" in capsys.readouterr().err
+    assert cli.main(["convert", str(trained), str(tmp_path / "out"), "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert written["path"] == str(tmp_path / "out")
+    assert written["parity"].startswith("parity with")
+    assert written["needs_code"] == any((tmp_path / "out").glob("*.py"))
+
+
 def test_a_trained_run_is_used(trained, capsys):
     for extra in ([], ["--no-stream"]):
         assert cli.main(["generate", str(trained), "ROMEO:", "--seed", "1", "--max-tokens", "20", *extra]) == 0

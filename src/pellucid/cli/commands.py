@@ -1,9 +1,10 @@
 """The commands that use a model, one public Python call each, and the table of all commands."""
 
 import itertools
+import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -68,8 +69,10 @@ class GeneratedOptions:
     """Stop before this text."""
     n: Annotated[int, option("N"), at_least(1)] = 1
     """Generate this many texts."""
-    stream: Annotated[bool, option()] = True
+    stream: Annotated[bool, option(), NoEffect(lambda o: o.as_json, "--json prints texts that are complete")] = True
     """Print the text when it is complete, not while it is generated."""
+    as_json: Annotated[bool, option(name="json")] = False
+    """Print one JSON object for each text, on a line of its own: prompt, text, ids, finish_reason, seed."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ def generate_command(
     if given.keys() & {"weights", "compile"}:
         options["report"] = lambda line: print(line, file=sys.stderr)
     results = print_generated(loaded, prompt, output, options)
-    if sampling.seed is None and not sampling.beams:
+    if sampling.seed is None and not sampling.beams and not output.as_json:
         print(f"seed {results[0].seed}", file=sys.stderr)
     return OK
 
@@ -123,6 +126,11 @@ def generate_command(
 def print_generated(loaded: Any, prompt: str, output: GeneratedOptions, options: dict[str, Any]) -> list[Any]:
     """Print the prompt and the generated text. Returns the results."""
     options |= {"max_tokens": output.max_tokens, "stop": list(output.stop)}
+    if output.as_json:
+        results = loaded.generate_many(prompt, n=output.n, **options)
+        for result in results:
+            print(json.dumps(asdict(result), ensure_ascii=False))
+        return results
     if not output.stream or output.n > 1:
         results = loaded.generate_many(prompt, n=output.n, **options)
         print(f"\n{'-' * 40}\n".join(prompt + result.text for result in results))

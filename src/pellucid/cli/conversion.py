@@ -1,5 +1,6 @@
 """The command that converts models between file layouts."""
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ class WrittenOptions:
     """Name this licence on the model card."""
     compare: Annotated[bool, option()] = True
     """Do not compare the logits. Comparing holds the whole model in memory."""
+    as_json: Annotated[bool, option(name="json")] = False
+    """Print one JSON object: where and what was written, its parity, and notes."""
     push: Annotated[str | None, option("OWNER/NAME"), REPOSITORY] = None
     """Upload the result to this repository of the Hugging Face hub, private if it is new."""
 
@@ -75,16 +78,26 @@ def convert_command(
             compare=output.compare,
             progress=progress,
         )
-    print(f"{done.folder}: {done.layout}, {done.n_bytes:,} bytes of weights\n{done.parity or 'logits not compared'}")
-    for note in done.notes:
-        print(note)
-    if done.code:
+    if not output.as_json:
         print(
-            "transformers opens it with the code in the folder: from_pretrained(..., trust_remote_code=True), "
-            "see README.md there"
+            f"{done.folder}: {done.layout}, {done.n_bytes:,} bytes of weights\n{done.parity or 'logits not compared'}"
         )
+        for note in done.notes:
+            print(note)
+        if done.code:
+            print(
+                "transformers opens it with the code in the folder: from_pretrained(..., trust_remote_code=True), "
+                "see README.md there"
+            )
+    pushed = None
     if output.push is not None:
         from pellucid.hub.push import push as push_to_hub
 
-        print(f"pushed to {push_to_hub(done.folder, output.push)}")
+        pushed = push_to_hub(done.folder, output.push)
+    if output.as_json:
+        parity = str(done.parity) if done.parity else None
+        facts = {"path": str(done.folder), "layout": done.layout, "n_bytes": done.n_bytes, "parity": parity}
+        print(json.dumps({**facts, "notes": list(done.notes), "needs_code": done.code, "pushed": pushed}))
+    elif pushed:
+        print(f"pushed to {pushed}")
     return 0
