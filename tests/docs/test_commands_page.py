@@ -20,7 +20,6 @@ def test_the_site_s_page_has_the_help_of_every_command(monkeypatch: pytest.Monke
     sections = dict(re.findall(r"^## (.*?)\n\n```\n(.*?)\n```$", source[0], re.DOTALL | re.MULTILINE))
     tokenizer = [f"tokenizer {name}" for name in TOKENIZER_COMMANDS]
     assert list(sections) == [*COMMANDS, *tokenizer]
-    assert len(sections) == 18
     for name in ("plan", tokenizer[0]):  # in a process of its own, as a user would ask
         command = [sys.executable, "-m", "pellucid", *name.split(), "--help"]
         done = subprocess.run(command, env={**os.environ, "COLUMNS": "100"}, capture_output=True, text=True, check=True)

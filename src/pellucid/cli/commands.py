@@ -34,7 +34,7 @@ from pellucid.cli.options import (
     option,
     refuse_given,
 )
-from pellucid.cli.plan import plan_command, report_command
+from pellucid.cli.plan import doctor_command, plan_command, report_command
 from pellucid.cli.progress import progress_on_stderr
 from pellucid.cli.scores import print_as_json, print_score
 from pellucid.cli.serve import serve_command
@@ -318,4 +318,5 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "convert": convert_command,
     "plan": plan_command,
     "report": report_command,
+    "doctor": doctor_command,
 }

@@ -1,4 +1,4 @@
-"""The commands about a whole run: what it will cost, and the report about it."""
+"""The commands about a machine and a whole run: what is here, what a run will cost, and the report about it."""
 
 import json
 from dataclasses import dataclass
@@ -10,6 +10,24 @@ from tyro.conf import Positional, UseAppendAction
 from pellucid.cli.options import DEVICE, FOLDER, at_least, command, option
 from pellucid.cli.progress import progress_on_stderr
 from pellucid.presets import preset
+
+
+@command
+def doctor_command(*, as_json: Annotated[bool, option(name="json")] = False) -> int:
+    """Print what this machine has, what is slow or missing on it, and what helps.
+
+    Args:
+        as_json: Print one JSON object, with facts and problems.
+
+    Examples:
+        pellucid doctor --json
+        pellucid doctor --json > machine.json
+    """
+    from pellucid.machine_check import check_machine
+
+    check = check_machine()
+    print(json.dumps({"facts": dict(check.facts), "problems": check.problems}) if as_json else check)
+    return 0
 
 
 @dataclass(frozen=True)
