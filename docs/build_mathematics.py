@@ -363,8 +363,8 @@ def words() -> Iterator[str]:
     yield ""
     yield "Each value of an option has its formula beside it ([architecture.py](../src/pellucid/architecture.py)). For"
     yield "every value [the forward pass](../tests/conformance/test_engine_forward.py) and"
-    yield "[the gradient](../tests/conformance/test_engine_gradient.py) of the engine equal the reference's, and values"
-    yield "that no source writes out are compared [with loops](../tests/conformance/test_reference_words.py)."
+    yield "[the gradient](../tests/conformance/test_engine_gradient.py) of the engine equal the reference's, and the"
+    yield "forward pass of both is that of [transformers](../tests/parity/test_every_family.py) for every family."
     for kind in (Positions, Norm, Attention, MLP, Architecture):
         yield from ["", f"**{kind.__name__}**", ""]
         if kind is not Architecture:

@@ -3,15 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from drawn_architectures import architectures, draw_tokens
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pellucid.architecture import Architecture, Attention, Norm, Positions
+from pellucid.architecture import Architecture, Attention
 from pellucid.parameter_counts import count_parameters
 from pellucid.reference import embedding as E
 from pellucid.reference.functions import softmax
-from pellucid.reference.generation import ReferenceCache, transformer_step
 from pellucid.reference.learning import loss_and_gradient, next_token_loss
 from pellucid.reference.masks import causal_mask
 from pellucid.reference.tap import TensorRecorder
@@ -108,23 +106,6 @@ def test_learned_positions_are_added_alike_to_every_row_of_the_batch(rng, same):
     zero = w | {"embed.position.weight": np.zeros((6, 8))}
     without = {name: w[name] for name in weight_shapes(plain)}
     assert np.array_equal(forward(a, zero, tokens), forward(plain, without, tokens))
-
-
-@pytest.mark.item("S0-1.2-h", "S4-pos-a")
-@pytest.mark.parametrize("kind", ["none", "learned", "sinusoidal", "rotary", "alibi", "relative"])
-def test_every_kind_of_position_is_causal_and_can_be_cached(kind, rng, same):
-    a = small(positions__kind=kind, n_layers=2)
-    w = random_weights(a, rng)
-    tokens = rng.integers(0, 7, 6)
-    logits = forward(a, w, tokens)
-    changed = np.concatenate([tokens[:4], (tokens[4:] + 1) % 7])
-    assert np.array_equal(forward(a, w, changed)[:4], logits[:4])
-    first, cache = transformer_step(a, w, tokens[:4], ReferenceCache())
-    second, _ = transformer_step(a, w, tokens[4:], cache)
-    same(np.concatenate([first, second]), logits)
-    if kind != "none":
-        other = small(positions__kind="none", n_layers=2)
-        assert np.abs(forward(other, {k: w[k] for k in weight_shapes(other)}, tokens) - logits).max() > 1e-3
 
 
 @pytest.mark.item("S1-1.1.1-c")
@@ -260,37 +241,6 @@ def test_rotated_products_depend_on_the_distance_alone(layout, d_rotary, seed):
 
 
 @pytest.mark.item("S0-1.2-h")
-def test_scaled_frequencies_by_hand():
-    """A plane turns n w / 2 pi times in the n positions of training: here 8, 4, 2.5, 1 and 0.5 times."""
-    w = 2 * np.pi * np.array([8.0, 4.0, 2.5, 1.0, 0.5]) / 8192
-    assert np.array_equal(E.scaled_frequencies(w, "none", 4.0), w)
-    assert np.array_equal(E.scaled_frequencies(w, "linear", 4.0), w / 4)
-    # from 4 turns on as they were, up to 1 turn divided by 4; halfway between, the mean of the two
-    np.testing.assert_allclose(E.scaled_frequencies(w, "llama3", 4.0) / w, [1, 1, 5 / 8, 1 / 4, 1 / 4], rtol=1e-12)
-    at_16 = E.scaled_frequencies(w * 512, "llama3", 2.0, low=2.0, high=6.0, n_trained=16)
-    np.testing.assert_allclose(at_16 / (w * 512), [1, 3 / 4, 1 / 2 + 1 / 16, 1 / 2, 1 / 2], rtol=1e-12)
-    with pytest.raises(ValueError, match="none, linear or llama3"):
-        E.scaled_frequencies(w, "yarn", 4.0)
-
-
-@pytest.mark.item("S0-1.2-h")
-def test_yarn_by_hand():
-    """Six coordinates of base 10: in n positions plane k turns n 10^(-k/3) / 2 pi times, which is 4, 1.86 and 0.86."""
-    w = 10.0 ** (-np.arange(3) / 3)
-    n = round(4 * 2 * np.pi * 1000)
-    scale = 1000  # more positions, and as many more turns, so that n is an integer
-    # plane 0 has the most turns of the trained planes, plane 2 is the first of at most one turn
-    found = E.yarn_frequencies(6, 10.0, 5.0, low=scale, high=4 * scale, n_trained=n)
-    np.testing.assert_allclose(found / w, [1, (1 + 1 / 5) / 2, 1 / 5], rtol=1e-12)
-    # as many turns in both bounds but for a little: whole planes around them, here 1 and 2
-    found = E.yarn_frequencies(6, 10.0, 5.0, low=0.9 * scale, high=1.1 * scale, n_trained=n)
-    np.testing.assert_allclose(found / w, [1, 1, 1 / 5], rtol=1e-12)
-    # no lower bound: the line ends with plane n - 1 = 5, which no head has
-    found = E.yarn_frequencies(6, 10.0, 5.0, low=0.0, high=4 * scale, n_trained=n)
-    np.testing.assert_allclose(found / w, 1 - np.arange(3) / 5 * 4 / 5, rtol=1e-12)
-
-
-@pytest.mark.item("S0-1.2-h")
 @settings(max_examples=60)
 @given(
     n_planes=st.integers(2, 12),
@@ -316,32 +266,6 @@ def test_yarn_agrees_with_the_paper_outside_its_line(n_planes, base, factor, low
     assert np.all(found <= w * (1 + 1e-12))
     assert np.all(found >= w / factor * (1 - 1e-12))
     assert np.all(np.diff(found / w) <= 1e-12)
-
-
-@pytest.mark.item("S0-1.2-h")
-def test_factors_of_rotated_coordinates_by_hand():
-    """sqrt(1/t) = 0.1 ln(s) + 1 (Peng et al. 2023, equation 22), so that a score q . k is divided by t."""
-    assert E.yarn_factor(1.0) == E.yarn_factor(0.5) == 1.0
-    assert abs(E.yarn_factor(np.e**10) - 2) < 1e-12
-    assert E.yarn_factor(40.0, 0.7) == E.longrope_factor(40.0, 10, 0.7) == 0.7
-    assert E.longrope_factor(0.5, 10) == 1.0
-    assert abs(E.longrope_factor(1000.0, 10) - 2) < 1e-12
-    rng = np.random.default_rng(0)
-    q, k, at = rng.normal(size=(3, 6)), rng.normal(size=(3, 6)), np.arange(3)
-    t = E.yarn_factor(4.0) ** -2
-    plain = E.rotate(q, at, 6) @ E.rotate(k, at, 6).T
-    scaled = E.rotate(q, at, 6, c=E.yarn_factor(4.0)) @ E.rotate(k, at, 6, c=E.yarn_factor(4.0)).T
-    np.testing.assert_allclose(scaled, plain / t, rtol=1e-12)
-
-
-@pytest.mark.item("S0-1.2-h")
-def test_dynamic_base_by_hand():
-    """The first plane stays, the last is divided by s: 1 in the trained context, factor + 1 in twice that."""
-    for length, s in ((100, 1.0), (99, 1.0), (200, 4.0), (300, 7.0)):
-        w = E.frequencies(4, E.dynamic_base(50.0, 3.0, length, 100, 8))
-        unscaled = E.frequencies(4, 50.0)
-        assert w[0] == 1
-        np.testing.assert_allclose(w[-1], unscaled[-1] / s, rtol=1e-12)
 
 
 @pytest.mark.item("S0-1.1-m")
@@ -370,39 +294,6 @@ def test_alibi_by_hand():
     assert E.alibi(1, 2, 3)[0].tolist() == [[-1 / 256, -0.0, -1 / 256], [-2 / 256, -1 / 256, -0.0]]
 
 
-@pytest.mark.item("S0-1.2-h")
-def test_relative_buckets_by_hand():
-    """Eight buckets: four hold a distance each, the others begin where 4 (16/4)^(t/4) = 4, 5.7, 8, 11.3 is passed."""
-    row = E.relative_buckets(1, 20, 8, 16, False)[0][::-1]
-    assert row.tolist() == [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, *[7] * 8]
-    assert E.relative_buckets(3, 3, 8, 16, False).tolist() == [[0, 0, 0], [1, 0, 0], [2, 1, 0]]
-    # on both sides: 0, 1, and from 2 (16/2)^(1/2) = 5.7 on the last of four
-    both = E.relative_buckets(20, 20, 8, 16, True)
-    assert both[19][::-1].tolist() == [0, 1, 2, 2, 2, 2, *[3] * 14]
-    assert both[0].tolist() == [0, 5, 6, 6, 6, 6, *[7] * 14]
-    table = np.arange(16.0).reshape(8, 2)
-    assert E.relative(table, np.array([[0, 3], [1, 0]])).tolist() == [[[0, 6], [2, 0]], [[1, 7], [3, 1]]]
-
-
-@pytest.mark.item("S2-4-a", "S2-4-c")
-@settings(max_examples=40)
-@given(
-    architectures(
-        encoder=False, positions__kind="none", attention__mask="bidirectional", attention__windows=(0,), ngrams=()
-    )
-)
-def test_without_mask_and_positions_order_does_not_enter(a):
-    rng = np.random.default_rng(0)
-    w, tokens = random_weights(a, rng), draw_tokens(rng, a)
-    order = rng.permutation(a.n_ctx)
-    logits = forward(a, w, tokens)
-    size = max(1.0, np.abs(logits).max())
-    assert np.abs(forward(a, w, tokens[:, order]) - logits[:, order]).max() <= 1e-9 * size
-    # permuting the others leaves position 0 as it was
-    others = np.concatenate([[0], 1 + rng.permutation(a.n_ctx - 1)])
-    assert np.abs(forward(a, w, tokens[:, others])[:, 0] - logits[:, 0]).max() <= 1e-9 * size
-
-
 @pytest.mark.item("S2-4-d")
 def test_two_causal_layers_know_the_order_and_one_does_not(rng):
     """E-42: the claim that order must be put in holds without a mask only."""
@@ -415,9 +306,3 @@ def test_two_causal_layers_know_the_order_and_one_does_not(rng):
         assert n_layers == 1 or difference > 1e-4
         reversed_rows = forward(a, w, tokens[::-1])[::-1]
         assert np.abs(reversed_rows - forward(a, w, tokens)).max() > 1e-2
-
-
-def test_architectures_of_this_file_are_what_they_say():
-    a = small(positions__kind="rotary", norm__kind="rms")
-    assert a.positions == Positions(kind="rotary")
-    assert a.norm == Norm(kind="rms")

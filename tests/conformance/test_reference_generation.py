@@ -59,14 +59,6 @@ def test_the_cache_in_any_chunks(a, seed):
 
 
 @pytest.mark.item("S1-1.1.2-h", "S1-1.1.2-d")
-def test_the_size_of_the_cache(rng):
-    a = small()
-    _, cache = G.transformer_step(a, random_weights(a, rng), [1, 2, 3], G.ReferenceCache())
-    assert sum(x.nbytes for x in cache.kept.values()) == G.cache_size(a, 3, 8)
-    assert G.cache_size(small(n_kv_heads=1), 100) * a.n_heads == G.cache_size(a, 100)
-
-
-@pytest.mark.item("S1-1.1.2-h")
 @settings(max_examples=40)
 @given(architectures(encoder=False, attention__mask="causal"), st.integers(1, 5))
 def test_the_size_of_the_cache_for_every_word(a, n):

@@ -11,7 +11,6 @@ from pellucid.reference import bpe as B
 from pellucid.reference import tokens as T
 from pellucid.reference.embedding import one_hot
 
-TOY = "low " * 5 + "lower " * 2 + "newest " * 6 + "widest " * 3
 corpora = st.lists(st.text("ab ", max_size=14), min_size=1, max_size=4)
 
 

@@ -1,13 +1,9 @@
 """Blocks, the stack and whole transformers: S0 section 4, S1 1.1, S2, S3 slides 3 to 8, S4."""
 
-import warnings
-
 import numpy as np
 import pytest
-import torch
 from drawn_architectures import architectures, draw_tokens
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings
 
 from pellucid.architecture import Architecture, Attention
 from pellucid.parameter_counts import count_parameters
@@ -17,10 +13,10 @@ from pellucid.reference.circuits import direct_logit_attribution, heads_of_layer
 from pellucid.reference.embedding import one_hot, sinusoidal_positions, unembed
 from pellucid.reference.functions import gelu_tanh, layer_norm, log_softmax, relu, softmax, tanh
 from pellucid.reference.learning import next_token_logits, next_token_probabilities
-from pellucid.reference.masks import bidirectional_mask, causal_mask
+from pellucid.reference.masks import causal_mask
 from pellucid.reference.tap import TensorRecorder
 from pellucid.reference.tape import gradient
-from pellucid.reference.transformer import encode, encoder_decoder, forward, soft_forward, trace_by_definition
+from pellucid.reference.transformer import encode, forward, soft_forward, trace_by_definition
 from pellucid.reference.weights import flatten, random_weights, unflatten, weight_shapes
 from pellucid.tensor_names import axes, names
 
@@ -198,25 +194,6 @@ def test_logits_are_relative_log_probabilities(rng, same):
     assert p[-1].argmax() == next_token_logits(logits).argmax()
 
 
-@pytest.mark.item("S0-4.3-f", "S1-1.1.2-f", "S4-ntp-c", "S0-3-a")
-@settings(max_examples=60)
-@given(architectures(), st.integers(1, 4))
-def test_causality(a, n):
-    """Row i depends on tokens up to i alone, and T(prefix) is a prefix of T."""
-    rng = np.random.default_rng(0)
-    w, tokens = random_weights(a, rng), draw_tokens(rng, a)
-    changed = tokens.copy()
-    changed[:, n:] = (changed[:, n:] + 1) % a.n_vocab
-    with np.errstate(over="ignore", invalid="ignore"):  # cubic layers without norms grow beyond every number
-        source = encode(a, w, tokens) if a.encoder else None
-        logits, other = (forward(a, w, t, source=source) for t in (tokens, changed))
-    assume(np.isfinite(logits).all() and np.isfinite(other).all())
-    if a.attention.mask == "bidirectional":
-        return
-    assert np.array_equal(logits[:, :n], other[:, :n])
-    assert close(forward(a, w, tokens[:, :n], source=source), logits[:, :n])
-
-
 @pytest.mark.item("S3-2-b", "S4-att-l")
 def test_a_bidirectional_model_reads_to_the_right(rng):
     a = seed_0(mask="bidirectional", n_layers=1)
@@ -252,36 +229,6 @@ def test_a_probability_too_small_for_a_float_has_its_loss(rng, same):
     values = trace_by_definition(a, w, np.array([0, 1, 1]))
     assert values["probs"][0, 0, 1] == 0
     same(values["loss"], np.array([[2000.0, 0.0]]))
-
-
-@pytest.mark.item("S1-1.1-k", "S3-3-a", "S4-code-a")
-@settings(max_examples=40)
-@given(architectures(encoder=False))
-def test_rows_of_a_batch_do_not_meet_and_padding_is_not_read(a):
-    rng = np.random.default_rng(0)
-    w, tokens = random_weights(a, rng), draw_tokens(rng, a, batch=3)
-    logits = forward(a, w, tokens)
-    assert close(np.stack([forward(a, w, row) for row in tokens]), logits)
-    n = a.n_ctx - 2
-    own = bidirectional_mask(a.n_ctx) if a.attention.mask == "bidirectional" else causal_mask(a.n_ctx)
-    real = own & (np.arange(a.n_ctx) < n)
-    assert close(forward(a, w, tokens, mask=real)[:, :n], forward(a, w, tokens[:, :n]))
-
-
-@pytest.mark.item("S3-12-b")
-@settings(max_examples=40)
-@given(architectures(encoder=False, attention__windows=(0,), positions__kind="rotary"))
-def test_two_texts_packed_into_one_row(a):
-    """A mask of documents and positions that start anew give the logits of the texts alone."""
-    rng = np.random.default_rng(0)
-    w, tokens = random_weights(a, rng), draw_tokens(rng, a)
-    cut = 2
-    positions = np.concatenate([np.arange(cut), np.arange(a.n_ctx - cut)])
-    inside = np.equal.outer(np.arange(a.n_ctx) < cut, np.arange(a.n_ctx) < cut)
-    own = bidirectional_mask(a.n_ctx) if a.attention.mask == "bidirectional" else causal_mask(a.n_ctx)
-    packed = forward(a, w, tokens, positions=np.tile(positions, (2, 1)), mask=np.stack([own & inside] * 2))
-    assert close(packed[:, :cut], forward(a, w, tokens[:, :cut]))
-    assert close(packed[:, cut:], forward(a, w, tokens[:, cut:]))
 
 
 @pytest.mark.item("S3-4-b", "S3-7-a", "S3-3-a")
@@ -418,75 +365,6 @@ def test_the_whole_transformer_on_one_page(rng, same):
         gelu_tanh, lambda Z: softmax(Z, where=causal_mask(7)), layer_norm,
     )  # fmt: skip
     same(page, forward(a, w, tokens))
-
-
-@pytest.mark.item("S1-1.1.2-d")
-@settings(max_examples=30)
-@given(architectures(encoder=False, attention__n_heads=4, attention__n_kv_heads=2))
-def test_grouped_queries_are_shared_copies(a):
-    rng = np.random.default_rng(0)
-    w, tokens = random_weights(a, rng), draw_tokens(rng, a)
-    copied = dict(w)
-    for name, x in w.items():
-        # the gain of all key heads at once, or of each of them, has entries for each of them
-        each = a.attention.qk_norm in ("rms_all", "layer_own") and name.endswith("key_norm.gain")
-        if ".attn.key." in name or ".attn.value." in name or each:
-            rows = x.reshape(2, a.d_head, *x.shape[1:])
-            copied[name] = np.repeat(rows, 2, axis=0).reshape(-1, *x.shape[1:])
-    assert close(forward(a.with_fields({"n_kv_heads": 4}), copied, tokens), forward(a, w, tokens))
-
-
-@pytest.mark.item("S4-encdec-a", "X-ENCDEC")
-@pytest.mark.parametrize("block", ["post", "pre"])
-def test_encoder_and_decoder_are_torchs(block, rng, same):
-    """nn.Transformer with the weights of the reference, and the two halves of what it means to read a source."""
-    fields = {"n_heads": 2, "block": block, "mlp.d_ff": 10, "mlp.activation": "relu", "positions.kind": "none"}
-    inner = Architecture(n_vocab=9, n_ctx=7, d_model=8, n_layers=2).with_fields(fields | {"mask": "bidirectional"})
-    a = Architecture(n_vocab=9, n_ctx=7, d_model=8, n_layers=2, encoder=inner).with_fields(fields)
-    w = random_weights(a, rng)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "enable_nested_tensor", UserWarning)
-        theirs = torch.nn.Transformer(
-            8, 2, 2, 2, 10, 0.0, "relu", batch_first=True, norm_first=block == "pre", dtype=torch.float64
-        ).eval()
-    theirs.load_state_dict({name: torch.tensor(x) for name, x in torch_names(w).items()})
-    source, tokens, tap = rng.integers(0, 9, (2, 5)), rng.integers(0, 9, (2, 6)), TensorRecorder()
-    encoder_decoder(a, w, source, tokens, tap=tap)
-    src, tgt = w["encoder.embed.token.weight"][source], w["embed.token.weight"][tokens]
-    with torch.no_grad():
-        out = theirs(torch.tensor(src), torch.tensor(tgt), tgt_mask=torch.tensor(~causal_mask(6)))
-    same(tap.values["final_norm"], out.numpy())
-    # the decoder is causal, and an encoder's output without positions is a set
-    encoded = encode(a, w, source)
-    logits = forward(a, w, tokens, source=encoded)
-    changed = forward(a, w, (tokens + np.array([0, 0, 0, 1, 1, 1])) % 9, source=encoded)
-    assert np.array_equal(changed[:, :3], logits[:, :3])
-    same(forward(a, w, tokens, source=encoded[:, ::-1]), logits)
-    first = np.zeros((6, 5), bool)
-    first[:, :3] = True
-    same(forward(a, w, tokens, source=encoded, source_mask=first), forward(a, w, tokens, source=encoded[:, :3]))
-
-
-def torch_names(w):
-    """The reference's weights under nn.Transformer's names."""
-    out = {}
-    for half, scope in (("encoder.", "encoder."), ("decoder.", "")):
-        norms = {"norm_1": "norm1", "norm_2": "norm2" if scope else "norm3", "norm_cross": "norm2"}
-        for l in range(2):
-            at, to = f"{scope}blocks.{l}.", f"{half}layers.{l}."
-            for mine, his in (("attn", "self_attn"), ("cross", "multihead_attn"))[: 1 if scope else 2]:
-                for kind in ("weight", "bias"):
-                    parts = [w[f"{at}{mine}.{name}.{kind}"] for name in ("query", "key", "value")]
-                    out[f"{to}{his}.in_proj_{kind}"] = np.concatenate(parts)
-                    out[f"{to}{his}.out_proj.{kind}"] = w[f"{at}{mine}.out.{kind}"]
-            for kind in ("weight", "bias"):
-                out[f"{to}linear1.{kind}"] = w[f"{at}mlp.up.0.{kind}"]
-                out[f"{to}linear2.{kind}"] = w[f"{at}mlp.down.{kind}"]
-            for mine, his in norms.items():
-                if at + mine + ".gain" in w:
-                    out[f"{to}{his}.weight"], out[f"{to}{his}.bias"] = w[f"{at}{mine}.gain"], w[f"{at}{mine}.bias"]
-        out[f"{half}norm.weight"], out[f"{half}norm.bias"] = w[f"{scope}final_norm.gain"], w[f"{scope}final_norm.bias"]
-    return out
 
 
 GPT = {"mlp.activation": "gelu_tanh"}

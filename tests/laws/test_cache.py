@@ -37,7 +37,7 @@ def splits(draw, n):
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
-@pytest.mark.item("S1-1.1.2-h", "S4-ntp-d")
+@pytest.mark.item("S4-pos-a", "S1-1.1.2-h", "S4-ntp-d")
 @settings(max_examples=30)
 @given(architectures(CAUSAL, max_ctx=8), st.booleans(), st.data())
 def test_every_split_is_the_whole(a, encoder, data):

@@ -24,7 +24,7 @@ def later_changed(a, tokens, place):
     return changed
 
 
-@pytest.mark.item("S0-4.3-f", "S1-1.1.2-f")
+@pytest.mark.item("S0-4.3-f", "S1-1.1.2-f", "S4-ntp-c")
 @settings(max_examples=30)
 @given(architectures(CAUSAL), st.sampled_from([torch.float32, torch.float64]), st.data())
 def test_later_tokens_change_no_earlier_row(a, dtype, data):

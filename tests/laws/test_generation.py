@@ -85,7 +85,7 @@ def test_cached_is_uncached_in_batches_of_any_lengths_far_beyond_the_context(a, 
     same(cached, run(network, prompts, **options, cache=False))
 
 
-@pytest.mark.item("S1-1.1-k")
+@pytest.mark.item("S1-1.1-k", "S4-code-a")
 @settings(max_examples=30)
 @given(readable(), st.lists(st.integers(1, 11), min_size=2, max_size=4), SAMPLINGS, st.integers(0, 99))
 def test_a_batch_is_its_rows_one_by_one_whatever_else_is_in_it(a, lengths, sampling, seed):

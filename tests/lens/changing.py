@@ -8,9 +8,6 @@ from pellucid.architecture import Architecture
 from pellucid.edits import Edit
 from pellucid.tensor_names import axes, axis_sizes, names
 
-#: a run of its own batch has these two, generation has not
-OF_A_RUN = ("mean", "freeze")
-
 
 @st.composite
 def drawn_edits(draw: st.DrawFn, a: Architecture, n: int = 4, in_generation: bool = False) -> list[Edit]:
