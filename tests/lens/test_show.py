@@ -301,6 +301,11 @@ def test_the_command_writes_a_page(tmp_path, capsys):
     assert data["tokens"] == list("to be")
     assert data["title"] == "\u201cto be\u201d"
     before = page.read_bytes()
-    assert main(["inspect", str(tmp_path / "model"), "to be" * 9, "-o", str(page), "--device", "cpu"]) == 2
-    assert "expected 1 to n_ctx = 16" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "model"), "", "-o", str(page), "--device", "cpu"]) == 2
+    assert "has no token: give some text" in capsys.readouterr().err
     assert page.read_bytes() == before
+    assert main(["inspect", str(tmp_path / "model"), "to be" * 9, "-o", str(page), "--device", "cpu"]) == 0
+    shown = capsys.readouterr()
+    assert "This text has 45 tokens; this model reads 16: the last 16 are shown." in shown.err
+    assert "16 tokens" in shown.out
+    assert data_of(page.read_text(encoding="utf-8"))["tokens"] == list(("to be" * 9)[-16:])

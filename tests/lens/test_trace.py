@@ -139,8 +139,8 @@ def test_texts_are_fed_as_they_are():
     ("given", "options", "reason"),
     [
         ([], {}, "no text was given"),
-        ([[]], {}, "text 0 has 0 tokens"),
-        ([1] * 9, {}, "expected 1 to n_ctx = 8"),
+        ([[]], {}, "text 0 has no token"),
+        ([1] * 9, {}, "has 9 tokens, and this model reads at most 8"),
         ([11], {}, "this network knows 0 to 10"),
         ([1], {"source": [2]}, "leave source out"),
         ([1], {"prefix": 1}, "leave prefix out"),

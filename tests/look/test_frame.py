@@ -127,6 +127,22 @@ def test_tensors_are_those_of_the_trace(client, model):
     assert [(one["text"], pytest.approx(one["p"], rel=1e-5)) for one in top] == trace.top(k=10)
 
 
+def test_of_a_long_prompt_the_last_tokens_are_shown_and_an_empty_one_is_answered_in_a_sentence(client, model):
+    n_ctx, text = model.architecture.n_ctx, TEXT * 50
+    sent, ids = traced(client, text), model.tokenizer.encode(text)
+    assert (
+        sent["note"] == f"This text has {len(ids):,} tokens; this model reads {n_ctx:,}: the last {n_ctx:,} are shown."
+    )
+    assert [token["id"] for token in sent["tokens"]] == ids[-n_ctx:]
+    namespace = {"model": model}
+    exec(sent["code"], namespace)
+    assert namespace["trace"].ids[0].tolist() == ids[-n_ctx:]
+    assert client.get(f"/api/t/{sent['id']}/tokens/pieces").status_code == 200
+    assert "note" not in traced(client)
+    empty = client.post("/api/trace", json={"text": ""})
+    assert empty.json()["error"]["message"].startswith("text 0 has no token: give some text")
+
+
 def test_what_does_not_exist_is_refused_with_the_reason(client):
     sent = traced(client)
     path = f"/api/t/{sent['id']}/x"

@@ -52,10 +52,15 @@ def inspect_command(
     """
     loaded = transformer_of(loaded_from(model, model_options), model)
 
+    from pellucid.lens.core.inputs import last_tokens
     from pellucid.lens.show.pages import inspect_page
 
     text = sys.stdin.read() if prompt == "-" else prompt
     trace_options = {"source": input.source, "bos": input.bos or None}
+    if loaded.architecture.encoder is None:
+        text, note = last_tokens(loaded, text, trace_options["bos"])
+        if note:
+            print(note, file=sys.stderr)
     trace = loaded.trace(text, **{name: value for name, value in trace_options.items() if value is not None})
     path = inspect_page(trace, name=model).save(output.out)
     print(f"{path}: {path.stat().st_size / 1e3:,.0f} kB, {trace.inputs.lengths[0]} tokens; open it in a browser")

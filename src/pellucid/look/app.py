@@ -22,7 +22,7 @@ from pellucid.look import (
 )
 from pellucid.look.model_card import model_facts
 from pellucid.look.session import GONE, PromptBody, Session
-from pellucid.look.trace_card import trace_facts
+from pellucid.look.trace_card import facts_of_prompt
 from pellucid.serve.app import LOOPBACK
 from pellucid.serve.error_answers import install_errors
 from pellucid.serve.json_bodies import StrictRoute
@@ -70,7 +70,7 @@ def make_look_app(
 
     @app.post("/api/trace")
     async def trace(body: PromptBody, request: Request) -> dict[str, Any]:
-        return await session.compute(request, lambda: trace_facts(session.trace(body), body))
+        return await session.compute(request, facts_of_prompt, session, body)
 
     @app.get("/api/t/{trace_id}/x/{name}")
     async def tensor(

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 
 from pellucid.edits import Edit
-from pellucid.lens.core.inputs import InputError, InputOptions
+from pellucid.lens.core.inputs import InputError, InputOptions, last_tokens
 from pellucid.lens.core.recording import TraceError
 from pellucid.lens.trace import Trace
 from pellucid.look.page_edits import Model, resolve_edits
@@ -142,6 +142,16 @@ class Session:
     def predictor_kind(self) -> str:
         """The kind of a predictor that is no transformer (`pellucid.predictors`); "" for a transformer."""
         return self.opened.kind if isinstance(self.opened, Predictor) else ""
+
+    def fitted(self, prompt: PromptBody) -> tuple[PromptBody, str]:
+        """The prompt, cut to its last tokens where the model reads fewer; and a sentence that says so, or ""."""
+        model = self.model(prompt.checkpoint)
+        if isinstance(model, Predictor) or prompt.ids is not None or model.architecture.encoder is not None:
+            return prompt, ""
+        ids, note = last_tokens(model, prompt.text, prompt.options().get("bos"))
+        if not note:
+            return prompt, ""
+        return prompt.model_copy(update={"ids": ids, "text": model.tokenizer.decode(ids)}), note
 
     def trace(self, prompt: PromptBody) -> Trace | PredictorTrace:
         """The trace of a prompt: a kept one, or a new one."""

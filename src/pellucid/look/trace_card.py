@@ -7,7 +7,7 @@ from pellucid.lens.show.tokens import entropies, likeliest, token_facts
 from pellucid.lens.trace import Trace
 from pellucid.look.page_edits import edits_code, options_code
 from pellucid.look.predictor_trace import POSITIONS_AT_ONCE, PredictorTrace
-from pellucid.look.session import PromptBody
+from pellucid.look.session import PromptBody, Session
 
 
 def trace_facts(trace: Trace | PredictorTrace, prompt: PromptBody) -> dict[str, Any]:
@@ -20,6 +20,12 @@ def trace_facts(trace: Trace | PredictorTrace, prompt: PromptBody) -> dict[str, 
         "code": trace_code(prompt),
         "change": change_code(prompt),
     } | token_facts(trace)
+
+
+def facts_of_prompt(session: Session, asked: PromptBody) -> dict[str, Any]:
+    """`trace_facts` of a prompt, and a `note` where only its last tokens are read."""
+    prompt, note = session.fitted(asked)
+    return trace_facts(session.trace(prompt), prompt) | ({"note": note} if note else {})
 
 
 def predictor_facts(trace: PredictorTrace, prompt: PromptBody) -> dict[str, Any]:

@@ -119,6 +119,15 @@ def read_inputs(
     return Inputs(tokens, lengths, mask, kinds, encoded, prefixes)
 
 
+def last_tokens(model: Model, text: str, bos: bool | None = None) -> tuple[str | list[int], str]:
+    """A text that a model without an encoder reads whole, and ""; or its last tokens, and a sentence that says so."""
+    role, n_ctx = "masked" if model.architecture.attention.mask == "bidirectional" else "text", model.architecture.n_ctx
+    ids = _ids(text, model.tokenizer, role, bos)
+    if len(ids) <= n_ctx:
+        return text, ""
+    return ids[-n_ctx:], f"This text has {len(ids):,} tokens; this model reads {n_ctx:,}: the last {n_ctx:,} are shown."
+
+
 Role = Literal["text", "masked", "target", "source"]
 
 
@@ -155,8 +164,10 @@ def _padded(rows: list[list[int]], a: Architecture, device: torch.device) -> tup
     if not rows:
         raise InputError("no text was given: pass a text, ids, or a list of either")
     for r, ids in enumerate(rows):
-        if not 1 <= len(ids) <= a.n_ctx:
-            raise InputError(f"text {r} has {len(ids)} tokens: expected 1 to n_ctx = {a.n_ctx}; bos=True adds one")
+        if not ids:
+            raise InputError(f"text {r} has no token: give some text, or bos=True, which puts a token before it")
+        if len(ids) > a.n_ctx:
+            raise InputError(f"text {r} has {len(ids):,} tokens, and this model reads at most {a.n_ctx:,}: give fewer")
         if outside := [i for i in ids if not 0 <= i < a.n_vocab]:
             raise InputError(f"text {r} holds id {outside[0]}: this network knows 0 to {a.n_vocab - 1}")
     lengths = tuple(len(ids) for ids in rows)

@@ -28,7 +28,7 @@ const PAGES = [
   { name: "training", title: "Training", load: () => import("./training.js") },
 ];
 
-/** The body of /api/trace for one of the prompts of the state; `own` is its own source. */
+/** The body of /api/trace; `own` is its source. */
 export const promptOf = (view, model, text, own = "") => ({
   text,
   bos: view.bos,
@@ -115,7 +115,7 @@ const ModelFacts = ({ model }) =>
 function Checkpoints({ view, model }) {
   if (model.steps.length < 2)
     return model.step === null || model.step === undefined ? null : html`<span class="quiet">step ${model.step}</span>`;
-  // the one that was asked for, which may still be loading
+  // may still be loading
   const steps = model.steps,
     step = view.checkpoint ? Number(view.checkpoint) : model.step,
     at = Math.max(0, steps.indexOf(step));
@@ -128,7 +128,7 @@ function Prompts({ view, model, textA, a, b, pos }) {
   return html`<section class="prompts" aria-label="Prompts">
     ${model.reads_source ? html`<${Prompt} id="source" label="Source" text=${view.source || model.example_source} onText=${(source) => set({ source })} tokens=${a.value?.source} />` : null}
     <${Prompt} id="prompt" label=${second ? "Prompt A" : "Prompt"} text=${textA} onText=${(text) => set({ a: text, pos: -1 })} tokens=${a.value?.tokens} pos=${pos} onPos=${(to) => set({ pos: to })} trace=${a.value} />
-    <${Waiting} of=${a} />
+    <${Waiting} of=${a} />${a.value?.note && html`<p class="quiet">${a.value.note}</p>`}
     ${second && model.reads_source ? html`<${Prompt} id="source-b" label="Source B" text=${view.source_b || view.source || model.example_source} onText=${(source_b) => set({ source_b, b: view.b || textA })} tokens=${view.b ? b.value?.source : null} />` : null}
     ${second ? html`<${Prompt} id="prompt-b" label="Prompt B" text=${view.b} onText=${(text) => set({ b: text })} tokens=${view.b ? b.value?.tokens : null} /><${Waiting} of=${b} />` : null}
     <div class="row">
