@@ -56,6 +56,15 @@ def needs_browser() -> str:
     return BROWSER
 
 
+@pytest.fixture(scope="module")
+def browser(needs_browser):
+    """A Chromium without a window, for the tests of one module."""
+    from tests.browsing import running_browser
+
+    with running_browser(needs_browser) as running:
+        yield running
+
+
 @pytest.fixture(scope="session")
 def needs_site_tools() -> None:
     """Tests asking for it build the site: they run where `make site` or `make test-slow` has installed its tools."""

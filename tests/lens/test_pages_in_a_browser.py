@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tests.browsing import running_browser
 from tests.some_cases import one_in
 
 from drawing import make_network
@@ -24,12 +23,6 @@ DRIVER = """async () => {
   await wait(100);
   %s
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser(needs_browser):
-    with running_browser(needs_browser) as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 import uvicorn
-from playwright.sync_api import Browser, Page
-from tests.browsing import running_browser, visiting
+from playwright.sync_api import Page
+from tests.browsing import visiting
 
 from pellucid.architecture import MLP, Architecture, Attention
 from pellucid.language_model import LanguageModel
@@ -95,12 +95,6 @@ def model() -> LanguageModel:
 def inspector(model) -> Iterator[RunningInspector]:
     with looking(Session(model, name="small")) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser(needs_browser) -> Iterator[Browser]:
-    with running_browser(needs_browser) as browser:
-        yield browser
 
 
 @pytest.fixture

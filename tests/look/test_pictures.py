@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from playwright.sync_api import Browser
-from tests.browsing import SIZES, running_browser, visiting
+from tests.browsing import running_browser, visiting
 from tests.look.conftest import looking, ready
 
 from pellucid.language_model import known_answer
@@ -36,7 +36,8 @@ STATES = {
     "experiment": "#page=experiment&a=Rome+is+the+capital+of&b=Paris+is+the+capital+of",
     "training": f"#page=training{TEXT}",
 }
-NAMES = [f"{page}-{size}-{scheme}" for page in STATES for size in SIZES for scheme in ("light", "dark")]
+#: what is where depends on the size alone, and the colours on the scheme: each page has both in two pictures
+NAMES = [f"{page}-{seen}" for page in STATES for seen in ("wide-light", "narrow-dark")]
 #: true when nothing is waited for and the page keeps its height
 STILL = """() => new Promise((done) => {
   const height = document.body.scrollHeight, waits = () => document.querySelector("[data-waiting]");

@@ -12,7 +12,7 @@ from pellucid.lens.analysis.patching import patch
 from pellucid.lens.analysis.residual import decompose
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.trace import trace as traced
-from pellucid.model import Cache, Recorder, Transformer
+from pellucid.model import Recorder, Transformer
 from pellucid.model.lora import LoRALinear, adapt, merge, start_adapters
 from pellucid.model.mlp import MixtureOfExperts
 from pellucid.model.weights import initialise, load_weights, save_weights, state_of
@@ -42,17 +42,6 @@ def test_each_position_uses_its_experts_alone(a):
     whole = r.softmax(-1).gather(-1, chosen)
     expected = whole / whole.sum(-1, keepdim=True) if a.mlp.router_softmax == "chosen" else whole
     assert difference(g.gather(-1, chosen), expected) <= 1e-15
-
-
-@pytest.mark.parametrize("a", BOTH)
-def test_cached_decoding_and_single_rows_are_one_pass(a):
-    network, tokens = make_network(a), draw_tokens(a, 3, 7)
-    with torch.no_grad():
-        expected = network(tokens)
-        cache = Cache(a, 3, dtype=torch.float64)
-        steps = [network(tokens[:, at], cache=cache) for at in (slice(0, 3), slice(3, 4), slice(4, 7))]
-        assert difference(torch.cat(steps, 1), expected) <= 1e-13
-        assert difference(torch.cat([network(row[None]) for row in tokens]), expected) <= 1e-13
 
 
 @pytest.mark.parametrize("a", BOTH)

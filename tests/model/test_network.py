@@ -14,10 +14,9 @@ from pellucid.architecture import Architecture, Positions
 from pellucid.model import Cache, Recorder, Transformer, kernels
 from pellucid.model.attention import choose_attention_kernel
 from pellucid.model.mask import Mask, documents_mask, padding_mask, prefix_mask
-from pellucid.model.positions import SCALING, Relative, Rotary
+from pellucid.model.positions import SCALING, Rotary
 from pellucid.model.tables import Table
 from pellucid.option_values import ArchitectureError
-from pellucid.reference.embedding import relative_buckets
 from pellucid.reference.transformer import forward
 from pellucid.tensor_names import names
 from running import any_architectures, call, draw_tokens, with_encoder
@@ -296,30 +295,6 @@ def test_a_network_made_without_memory_has_its_tables_when_it_is_given_some(kind
     assert network.unembed.weight is network.embed.token.weight
 
 
-def test_rotary_tables_in_float64_are_cosines_of_the_angles():
-    a = A.with_fields({"positions.kind": "rotary", "positions.base": 100.0})
-    (cos,), (sin,) = make_network(a).rotary_table.values
-    angle = torch.arange(8, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.1], dtype=torch.float64)
-    assert difference(cos, angle.cos()) <= 1e-15
-    assert difference(sin, angle.sin()) <= 1e-15
-
-
-@pytest.mark.parametrize("two_sided", [False, True])
-@pytest.mark.parametrize(("n_buckets", "max_distance"), [(8, 5), (8, 6), (32, 128), (6, 20), (4, 3), (10, 9)])
-def test_buckets_of_every_distance_are_the_definitions(n_buckets, max_distance, two_sided):
-    """Where buckets are many and distances few, the last distance that the table holds skips some of them."""
-    mask = "bidirectional" if two_sided else "causal"
-    positions = {"positions.n_buckets": n_buckets, "positions.max_distance": max_distance}
-    relative = Relative(A.with_fields({"attention.mask": mask, "positions.kind": "relative"} | positions))
-    with torch.no_grad():
-        relative.weight.copy_(torch.arange(n_buckets)[:, None] + torch.tensor([0, 100]))
-    place = torch.arange(2 * max_distance)
-    found = relative.score_bias(place[:, None], place)
-    expected = relative_buckets(len(place), len(place), n_buckets, max_distance, two_sided)
-    assert found[0].tolist() == expected.tolist()
-    assert torch.equal(found[1], found[0] + 100)
-
-
 @pytest.mark.parametrize(("low", "high", "n_trained", "factor"), [(1.0, 4.0, 8192, 4.0), (2.0, 6.0, 16, 3.0)])
 def test_frequencies_are_scaled_by_how_often_a_plane_turns(low, high, n_trained, factor):
     """Kept where it turns often, divided by the factor where seldom, between the two in proportion to the turns."""
@@ -340,16 +315,6 @@ def test_a_new_norm_multiplies_by_one(kind, gain):
     norms = [m for m in Transformer(a).modules() if hasattr(m, "multiplier")]
     assert len(norms) == 2 * 4 + 1
     assert all(torch.equal(norm.multiplier, torch.ones_like(norm.gain)) for norm in norms)
-
-
-def test_layers_with_a_window_turn_by_their_own_base_unscaled():
-    words = {"positions.kind": "rotary", "positions.base": 100.0, "positions.scaling": "linear"}
-    a = A.with_fields(words | {"positions.local_base": 25.0, "attention.windows": (3, 0)})
-    network = make_network(a)
-    for (cos, _), w in zip(network.rotary_table.values.transpose(0, 1), ([1 / 8, 0.1 / 8], [1.0, 0.2]), strict=True):
-        angle = torch.arange(8, dtype=torch.float64)[:, None] * torch.tensor(w, dtype=torch.float64)
-        assert difference(cos, angle.cos()) <= 1e-15
-    assert [block.attn.rotary.kind for block in network.blocks[:2]] == [1, 0]
 
 
 @settings(max_examples=15)

@@ -11,23 +11,6 @@ from pellucid.parameter_counts import count_parameters
 from pellucid.presets import PRESETS, preset
 from running import any_architectures
 
-PUBLISHED = {
-    "gpt1": 116_534_784,
-    "gpt2": 124_439_808,
-    "gpt2-medium": 354_823_168,
-    "gpt2-large": 774_030_080,
-    "gpt2-xl": 1_557_611_200,
-    "gpt3": 174_604_259_328,
-    # the encoder with its masked-language head; the untrained pooler and next-sentence head are not part of it
-    "bert": 109_514_298,
-}
-
-
-@pytest.mark.item("X-PARAMS")
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_counts_by_formula(name):
-    assert count_parameters(PRESETS[name])["total"] == PUBLISHED[name]
-
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name != "gpt3"])
 def test_what_is_built_has_as_many_numbers_as_the_formula(name):
@@ -68,7 +51,7 @@ def test_gpt3_by_hand():
     """Brown et al. 2020, table 2.1: 12 n_layers d_model^2 and what a formula in powers of d_model leaves out."""
     m, layers, vocabulary, context = 12288, 96, 50257, 2048
     block = 12 * m**2 + 13 * m
-    assert PUBLISHED["gpt3"] == layers * block + (vocabulary + context) * m + 2 * m
+    assert count_parameters(PRESETS["gpt3"])["total"] == layers * block + (vocabulary + context) * m + 2 * m
 
 
 def test_a_preset_takes_the_vocabulary_of_the_tokenizer():

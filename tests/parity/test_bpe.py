@@ -20,6 +20,8 @@ SAMPLES = [
     "naïve café Ωμέγα Ⅷ ½ ² ٣ ๓ 한국어 日本語 हिन्दी עברית",
     "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f3f3\ufe0f\u200d\U0001f308 \U0001f9ff \U0010fffd \ufeff",
     "def f(x):\n    return x**2  # 1e-5 + 0x1F\n",
+    "a  b\n\n c\t 3½ ²'ll'LL  ",
+    "x\u3000 y\x1c z",
     "<|endoftext|> is only text here <|endoftext|>",
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     "'s't're've'm'll'd 'S 'T",
@@ -131,11 +133,12 @@ def test_every_token_of_gpt2_is_a_fixed_point(gpt2):
     assert invalid == 344
 
 
-@pytest.mark.item("S4-iss-a", "S4-iss-b")
+@pytest.mark.item("S4-sym-d", "S4-iss-a", "S4-iss-b")
 def test_the_examples_of_the_slides(gpt2):
     """S4, issues with tokenization: three r's in two tokens; one space changes what is seen."""
     ours, slow, tik, _ = gpt2
     for text, pieces in [
+        ("subwords", ["sub", "words"]),
         ("strawberry", ["st", "raw", "berry"]),
         (" strawberry", [" strawberry"]),
         ("http://", ["http", "://"]),

@@ -8,16 +8,15 @@ from transformers import (
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
-    LlamaForCausalLM,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
 )
 
-from pellucid.architecture import MLP, Architecture, Attention, Positions
 from pellucid.hub import architecture_of
 from pellucid.model import Transformer
 from pellucid.parameter_counts import count_parameters
 from pellucid.presets import preset
+from pellucid.training.encoder import with_model_fields
 
 GPT2_SIZES = {
     "gpt2": ((768, 12, 12), 124_439_808),
@@ -70,51 +69,15 @@ def test_pythia_14m():
 
 @pytest.mark.item("X-PARAMS")
 def test_the_original_encoder_decoder():
-    """nn.Transformer's defaults are Vaswani et al.'s base model, with a final norm on either side.
+    """nn.Transformer's defaults are Vaswani et al.'s base model, with a final norm on either side: 2,048 numbers more.
 
     44,140,544 without embeddings; with one shared by both sides and the readout, of 37,000 tokens, 63,084,544
     (65 million in the paper). We hold one for each side, so the second is taken off.
     """
-    parts = {"n_ctx": 512, "d_model": 512, "n_layers": 6, "mlp": MLP(d_ff=2048, activation="relu"), "block": "post"}
-    parts |= {"positions": Positions(kind="sinusoidal"), "n_vocab": 37_000}
-    encoder = Architecture(attention=Attention(n_heads=8, mask="bidirectional"), **parts)
-    a = Architecture(attention=Attention(n_heads=8), encoder=encoder, **parts)
-    embedding = 37_000 * 512
+    a, embedding = preset("original"), 37_000 * 512
+    normed = with_model_fields(a, {"final_norm": "norm"})
     assert counted(lambda: nn.Transformer(batch_first=True)) == 44_140_544
-    assert counted(lambda: Transformer(a)) - 2 * embedding == 44_140_544
-    assert count_parameters(a)["total"] - embedding == 63_084_544
-
-
-LLAMAS = {
-    "SmolLM-135M": (
-        {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30},
-        (9, 3),
-        49_152,
-        134_515_008,
-    ),
-    "SmolLM2-360M": (
-        {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32},
-        (15, 5),
-        49_152,
-        361_821_120,
-    ),
-    "Llama-3.2-1B": (
-        {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16},
-        (32, 8),
-        128_256,
-        1_235_814_400,
-    ),
-}
-
-
-@pytest.mark.item("X-PARAMS")
-@pytest.mark.parametrize("name", LLAMAS)
-def test_smollm_and_small_llamas(name):
-    """SmolLM is a Llama with a tied readout: its config.json is read as it is, entries that nothing reads included."""
-    sizes, (heads, kv_heads), n_vocab, expected = LLAMAS[name]
-    config = {"model_type": "llama", "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "pretraining_tp": 1}
-    config |= {"is_llama_config": True, "rope_interleaved": False, "rope_theta": 100_000, "rope_scaling": None} | sizes
-    config |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": n_vocab}
-    assert count_parameters(architecture_of(config))["total"] == expected
-    theirs = LlamaForCausalLM.config_class(**config)
-    assert counted(lambda: LlamaForCausalLM(theirs)) == expected
+    assert counted(lambda: Transformer(normed)) - 2 * embedding == 44_140_544
+    assert count_parameters(normed)["total"] - embedding == 63_084_544
+    assert counted(lambda: Transformer(a)) == count_parameters(a)["total"] == 44_138_496 + 2 * embedding
+    assert preset("original", 99).encoder.n_vocab == 99

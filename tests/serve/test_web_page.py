@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 import torch
-from playwright.sync_api import Browser, Page
-from tests.browsing import SIZES, running_browser, visiting
+from playwright.sync_api import Page
+from tests.browsing import SIZES, visiting
 from tests.serve.conftest import RunningServer, serving, small_network
 
 from drawing import make_network
@@ -44,12 +44,6 @@ def web() -> Iterator[RunningServer]:
         network.embed.token.weight.mul_(0.6)
     with serving(BatchingEngine(network, tokenizer, max_rows=4, max_tokens=10**6)) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser(needs_browser) -> Iterator[Browser]:
-    with running_browser(needs_browser) as browser:
-        yield browser
 
 
 @pytest.fixture

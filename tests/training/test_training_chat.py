@@ -28,6 +28,8 @@ from pellucid.text.tokens.conversations import pack, prepare_conversations
 from pellucid.training.chat import ChatData
 
 FIELDS = {"device": "cpu", "precision": "float32", "compile": "no", "attention": "fused", "sample_every": 0}
+#: without samples, which take longer than the steps
+QUIET = CHAT_FIELDS | {"sample_every": 0}
 #: the base has more rows than its tokenizer has ids, as many published models do
 pytestmark = pytest.mark.filterwarnings("ignore:.*the tokenizer has 300 ids, the embedding 301 rows")
 #: ChatML with the mark by which transformers finds what the assistant writes
@@ -205,7 +207,7 @@ def test_a_run_of_conversations_goes_to_transformers(adapted, tmp_path):
 
 
 def test_conversations_are_recognised_and_samples_are_answers(conversations, tmp_path):
-    fields = CHAT_FIELDS | {"sample_every": 4}
+    fields = CHAT_FIELDS
     run = pellucid.train(conversations, out=tmp_path / "run", fields=fields, steps=4)
     assert run.recipe.train.objective == "chat"
     assert pellucid.load(run.path).chat_template == ChatTemplate()
@@ -234,7 +236,7 @@ def test_a_model_keeps_its_own_template_and_tokens(base, conversations, tmp_path
 def test_a_resumed_run_reads_its_own_copy_of_the_template(conversations, tmp_path):
     file = tmp_path / "template.jinja"
     file.write_text(CHATML)
-    fields = CHAT_FIELDS | {"chat_template": str(file)}
+    fields = QUIET | {"chat_template": str(file)}
     run = pellucid.train(conversations, out=tmp_path / "run", fields=fields, steps=2).path
     file.write_text("{{ messages[0].content }}")
     assert pellucid.train(out=run, resume=True, steps=3).step == 3
@@ -263,15 +265,15 @@ def encoded(monkeypatch):
 
 
 def test_a_second_run_and_a_resumed_one_encode_nothing(conversations, tmp_path, encoded):
-    run = pellucid.train(conversations, out=tmp_path / "run", fields=CHAT_FIELDS, steps=2)
+    run = pellucid.train(conversations, out=tmp_path / "run", fields=QUIET, steps=2)
     assert sum(encoded) == 40
     pellucid.train(out=run.path, resume=True, steps=3)
     moved = tmp_path / "moved.jsonl"
     moved.write_bytes(conversations.read_bytes())
-    again = pellucid.train(moved, out=tmp_path / "again", fields=CHAT_FIELDS, steps=2)
+    again = pellucid.train(moved, out=tmp_path / "again", fields=QUIET, steps=2)
     assert sum(encoded) == 40
     assert json.loads((again.path / "data.json").read_text())["sources"][0]["path"] == "moved.jsonl"
-    pellucid.train(conversations, out=tmp_path / "other", fields=CHAT_FIELDS | {"seed": 1}, steps=2)
+    pellucid.train(conversations, out=tmp_path / "other", fields=QUIET | {"seed": 1}, steps=2)
     assert sum(encoded) == 80
 
 
@@ -344,7 +346,7 @@ def test_damaged_conversations_are_encoded_again_and_said(name, conversations, t
 
 
 def test_a_run_says_that_its_conversations_were_damaged(conversations, tmp_path, capsys):
-    run = pellucid.train(conversations, out=tmp_path / "run", fields=CHAT_FIELDS, steps=2).path
+    run = pellucid.train(conversations, out=tmp_path / "run", fields=QUIET, steps=2).path
     (answers,) = (tmp_path / "cache").glob("tokens-*/train.answers.npy")
     answers.write_bytes(answers.read_bytes()[:-1])
     pellucid.train(out=run, resume=True, steps=3, show=True)
@@ -386,7 +388,7 @@ def test_the_assistant_may_speak_first(tmp_path):
     split = split_conversations(read_conversations([str(path)]))
     assert split.to_dict()["rule"] == "conversations"
     assert 0 < split.held.sum() < len(rows)
-    run = pellucid.train(path, out=tmp_path / "run", fields=CHAT_FIELDS, steps=2).path
+    run = pellucid.train(path, out=tmp_path / "run", fields=QUIET, steps=2).path
     assert pellucid.train(out=run, resume=True, steps=3).step == 3
     path.write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[0]) + "\n")
     with pytest.raises(ConversationsError, match="two different conversations are needed"):
@@ -446,19 +448,19 @@ def test_what_is_no_conversation_is_named(line, tmp_path):
     path = tmp_path / "chats.jsonl"
     path.write_text(f"{json.dumps(good)}\n{line}\n")
     with pytest.raises(ConversationsError, match=rf"chats.jsonl:2: {WRONG[line]}"):
-        pellucid.train(path, out=tmp_path / "run", fields=CHAT_FIELDS | {"objective": "chat"}, steps=1)
+        pellucid.train(path, out=tmp_path / "run", fields=QUIET | {"objective": "chat"}, steps=1)
 
 
 def test_what_does_not_go_with_conversations_is_refused(conversations, tmp_path):
-    fields = CHAT_FIELDS | {"objective": "next-token", "chat_template": "chatml"}
+    fields = QUIET | {"objective": "next-token", "chat_template": "chatml"}
     with pytest.raises(RecipeError, match=r"text.chat_template = chatml goes with train.objective = chat"):
         pellucid.train(conversations, out=tmp_path / "run", fields=fields, steps=1)
     with pytest.raises(RecipeError, match=r"text.drop_duplicates = yes does not go with conversations"):
-        pellucid.train(conversations, out=tmp_path / "run", fields=CHAT_FIELDS | {"drop_duplicates": "yes"}, steps=1)
+        pellucid.train(conversations, out=tmp_path / "run", fields=QUIET | {"drop_duplicates": "yes"}, steps=1)
     with pytest.raises(RecipeError, match=r"has an answer within model.n_ctx = 8 tokens"):
-        pellucid.train(conversations, out=tmp_path / "run", fields=CHAT_FIELDS | {"n_ctx": 8}, steps=1)
+        pellucid.train(conversations, out=tmp_path / "run", fields=QUIET | {"n_ctx": 8}, steps=1)
     with pytest.raises(RecipeError, match="there is no such chat template"):
-        pellucid.train(conversations, out=tmp_path / "run", fields=CHAT_FIELDS | {"chat_template": "x.jinja"}, steps=1)
+        pellucid.train(conversations, out=tmp_path / "run", fields=QUIET | {"chat_template": "x.jinja"}, steps=1)
 
 
 def test_a_model_without_a_template_says_what_to_do(base):
@@ -468,7 +470,7 @@ def test_a_model_without_a_template_says_what_to_do(base):
 
 def test_an_epoch_of_conversations_is_every_row_once(conversations, tmp_path):
     """Conversations are longer than this context: what is cut off is no part of an epoch."""
-    fields = CHAT_FIELDS | {"n_ctx": 48, "sample_every": 0, "batch": 2, "accumulate": 1}
+    fields = QUIET | {"n_ctx": 48, "batch": 2, "accumulate": 1}
     run = pellucid.train(conversations, out=tmp_path / "run", fields=fields, epochs=2)
     tokens, data = data_of(run)
     assert data.train.n_cut > 0
