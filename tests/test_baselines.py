@@ -132,7 +132,7 @@ def test_pairs_are_measured_on_their_targets(tmp_path):
     )
     found = baselines.read_baselines(run.path)
     tokens = prepare_pairs(split_pairs(read_pairs([str(path)]), 0.1, run.recipe.train.seed), ByteTokenizer(), tmp_path)
-    train_ids, held_out = (tokens.part(name).target.ids.astype(np.int64) for name in ("train", "held_out"))
+    train_ids, held_out = (tokens.part(name).ids.astype(np.int64) for name in ("train", "held_out"))
     # every token of a target counts, the first one given the separator before it
     expected = score_baselines(train_ids, np.append(256, held_out), tokens.part("held_out"), 257, separator=256)
     assert found.predictors == expected

@@ -17,7 +17,6 @@ from pellucid.predictors.ngram import NGram
 from pellucid.predictors.ngram_baselines import (
     COUNTED,
     Baseline,
-    as_token_sequence,
     baseline,
     rows_of,
     score_baselines,
@@ -28,7 +27,6 @@ from pellucid.runs.metrics import last_evaluation, part_measured, read_metrics
 from pellucid.runs.pipeline import Run
 from pellucid.runs.reporter import Detail
 from pellucid.runs.run_dir import read_json
-from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens, TokenSequence
 from pellucid.training.chat import epoch_targets
@@ -108,16 +106,14 @@ class Baselines:
         return cls(**{**values, "predictors": predictors, "repeats": Repeats(**values["repeats"])})
 
 
-def measure_baselines(
-    recipe: Recipe, tokens: Tokens | PairTokens | ConversationTokens, poll: Callable[[], object] = lambda: None
-) -> Baselines:
+def measure_baselines(recipe: Recipe, tokens: Tokens, poll: Callable[[], object] = lambda: None) -> Baselines:
     """Measure the baselines of a run that is about to begin, whose recipe is resolved. `poll` is called meanwhile.
 
     It takes seconds whatever the size of the text: of long texts an evenly spread part is read, and `reach` says how
     much.
     """
     began = time.monotonic()
-    train, held_out = (as_token_sequence(tokens, name) for name in ("train", "held_out"))
+    train, held_out = (tokens.targets(name) for name in ("train", "held_out"))
     masked, pairs = recipe.train.objective == "masked", isinstance(tokens, PairTokens)
     separator = tokens.separator if pairs or recipe.text.inside_documents == "yes" else None
     text = spread(held_out, SCORED)

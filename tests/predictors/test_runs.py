@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,7 +135,9 @@ def test_every_token_is_a_target_once_an_epoch_with_all_that_it_reads(kind):
     part = TokenSequence.from_ids(ids, n_vocab=len(ids), n_bytes=len(ids))
     recipe = make_predictor_recipe(("-",), kind, {**KINDS[kind], "batch": 2}, {"steps": 3})
     recipe = described_by_text(recipe, len(ids), 0)
-    data = PredictorData(part, part, recipe, torch.device("cpu"))
+    manifest = {"tokenizer": {"n_vocab": len(ids), "separator": 0, "hash": ""}}
+    tokens = Tokens(Path(), manifest, {"train": part, "held_out": part})
+    data = PredictorData(tokens, recipe, torch.device("cpu"))
     passes = [data.at(step, 0, 1) for step in range(3)]
     targets = np.concatenate([p.targets[p.counts].numpy() for p in passes])
     np.testing.assert_array_equal(np.sort(targets), ids)

@@ -165,22 +165,21 @@ def test_ids_are_those_of_each_text_and_the_separator(tmp_path, kind):
     tokenizer = learn_tokenizer(kind, split.texts("train"), 280 if kind == "bpe" else None)
     tokens = prepare_pairs(split, tokenizer, tmp_path)
     for name in ("train", "held_out"):
-        part = tokens.part(name)
-        assert part.n_pairs == len(split.numbers(name))
-        assert len(part) == part.target.lengths.sum()
-        for side, texts in ((part.source, found.sources), (part.target, found.targets)):
+        pairs = split.numbers(name)
+        for side, texts in zip(tokens.sides(name), (found.sources, found.targets), strict=True):
+            assert len(side) == side.lengths.sum()
             width = int(side.lengths.max()) + 2
-            rows, own = side.rows(np.arange(part.n_pairs), width, tokenizer.separator)
+            rows, own = side.padded(np.arange(len(pairs)), width, tokenizer.separator)
             assert rows.dtype == np.int64
-            for row, mask, pair in zip(rows, own, part.pairs, strict=True):
+            for row, mask, pair in zip(rows, own, pairs, strict=True):
                 assert row[mask].tolist() == [*tokenizer.encode(texts[pair]), tokenizer.separator]
                 assert (row[~mask] == tokenizer.separator).all()
-            assert side.n_bytes == sum(len(texts[pair].encode()) for pair in part.pairs)
+            assert side.n_bytes == sum(len(texts[pair].encode()) for pair in pairs)
 
 
 def content_of(tokens):
-    sides = [side for part in tokens.parts.values() for side in (part.source, part.target)]
-    return tokens.manifest, [(side.ids.tolist(), side.starts.tolist(), side.n_bytes) for side in sides]
+    parts = tokens.parts.values()
+    return tokens.manifest, [(part.ids.tolist(), part.starts.tolist(), part.n_bytes) for part in parts]
 
 
 @pytest.fixture
@@ -211,7 +210,7 @@ def test_pairs_are_encoded_again_only_where_something_changed(tmp_path, encoded)
     assert content_of(prepare(pairs)) == first
 
 
-@pytest.mark.parametrize("name", ["train_source-00000.bin", "held_out_target.documents.npy", "manifest.json"])
+@pytest.mark.parametrize("name", ["train_source-00000.bin", "held_out.documents.npy", "manifest.json"])
 def test_damaged_pairs_are_encoded_again_and_said(name, tmp_path, encoded):
     split = split_pairs(read_pairs(tsv(tmp_path, numbered(20))), 0.2)
     first = content_of(prepare_pairs(split, ByteTokenizer(), tmp_path / "cache"))
@@ -258,10 +257,10 @@ def test_the_manifest_tells_what_changed(tmp_path):
     changed = prepare_pairs(split_pairs(read_pairs(tsv(tmp_path, numbered(21)))), ByteTokenizer(), tmp_path)
     assert describe_difference(before.manifest, changed.manifest).startswith("pairs.tsv changed")
     otherwise_read = json.loads(json.dumps(before.manifest))
-    otherwise_read["parts"]["held_out"]["pairs"] += 1
+    otherwise_read["parts"]["held_out"]["documents"] += 1
     said = describe_difference(otherwise_read, before.manifest)
     assert said.startswith("its files are the same, but this version reads them in another way: ")
-    assert said.endswith("pairs of the held-out part are 2 now")
+    assert said.endswith("documents of the held-out part are 2 now")
 
 
 def test_an_unreadable_file_is_named_and_can_be_left_out(tmp_path, monkeypatch):

@@ -164,7 +164,7 @@ def test_pairs_are_held_out_by_file_too(tmp_path):
     made = make_recipe((str(pairs),), "original", FIELDS | {"steps": 2} | fields)
     run = start_recipe(made, tmp_path / "run", heard).path
     about = data_of(run)
-    assert (about["parts"]["train"]["pairs"], about["parts"]["held_out"]["pairs"]) == (64, 3)
+    assert tuple(about["parts"][name]["documents"] for name in ("train", "held_out")) == (64, 3)
     assert about["split"]["rule"] == "files"
     assert (
         "held out: 3 pairs of 1 file of your own; warning: the sources of 1 of them are also trained on" in heard.text

@@ -83,7 +83,7 @@ def test_batches_are_a_function_of_seed_and_step(pairs, tmp_path):
     """Every pair comes once an epoch, in another order each time; parts of a step are its rows."""
     run = start(pairs, tmp_path / "run", steps=1, batch=3, accumulate=2)
     data = data_of(run)
-    n = data.train.n_pairs
+    n = len(data.tokens.part("train").starts)
     drawn = np.concatenate([data.rows(step) for step in range(2 * n)])
     epochs = [drawn[k * n : (k + 1) * n] for k in range(6)]
     assert all(sorted(epoch) == list(range(n)) for epoch in epochs)
@@ -181,10 +181,10 @@ def test_losses_are_nats_per_target_token_and_bits_per_byte_of_the_targets(pairs
 def test_epochs_are_passes_over_the_pairs(pairs, tmp_path):
     fields = {**TINY, "evaluate_every": 50, "steps": 0, "epochs": 3, "n_layers": 1}
     run = start_recipe(make_recipe((str(pairs),), "original", fields), tmp_path / "run", Heard())
-    n = data_of(run).train.n_pairs
+    n = len(tokens_of(run).part("train").starts)
     assert run.step == round(3 * n / 4)
     last = [row for row in rows(run.path) if "tokens" in row][-1]
-    assert last["tokens"] == pytest.approx(3 * len(data_of(run).train), rel=0.1)
+    assert last["tokens"] == pytest.approx(3 * len(tokens_of(run).part("train")), rel=0.1)
 
 
 def test_a_sample_is_a_held_out_source_and_its_target(pairs, tmp_path):

@@ -92,7 +92,7 @@ def test_training_is_a_plain_loop_of_transformers(base, conversations, tmp_path)
             table[old:] = table[:old].double().mean(0).float()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), eps=1e-5, weight_decay=0.0)
     tokens, data = data_of(run)
-    numbers = tokens.part("train").numbers
+    numbers = tokens.split.numbers("train")
     theirs = []
     for step in range(4):
         rows = [
@@ -134,8 +134,8 @@ def find_conversations(inputs, documents, counts, tokens):
         numbers.append(
             next(
                 k
-                for k, (a, b) in enumerate(zip(part.starts, part.starts[1:], strict=False))
-                if k not in numbers and np.array_equal(part.ids[a : b - 1], own)
+                for k, (a, n) in enumerate(zip(part.starts, part.lengths, strict=True))
+                if k not in numbers and np.array_equal(part.ids[a : a + n - 1], own)
             )
         )
     return numbers
@@ -156,7 +156,7 @@ def test_the_loss_is_that_of_each_conversation_alone(adapted):
     model = pellucid.load(adapted.path, device="cpu", checkpoint="last")
     tokens, data = data_of(adapted)
     nats, scored = 0.0, 0
-    for number in tokens.part("held_out").numbers:
+    for number in tokens.split.numbers("held_out"):
         messages = tokens.split.corpus.rows[number]
         ids, answers = model.chat_template.encode_answers(messages, model.tokenizer)
         with torch.no_grad():
@@ -285,7 +285,7 @@ def prepare(path, cache, template=CHATML, held_out=0.3, tokenizer=None, **variab
 
 def content_of(tokens):
     """A copy: the files of the tokens may change."""
-    arrays = ("numbers", "ids", "answers", "starts")
+    arrays = ("ids", "answers", "starts")
     return tokens.manifest, [[getattr(part, name).tolist() for name in arrays] for part in tokens.parts.values()]
 
 
@@ -294,11 +294,10 @@ def test_stored_conversations_are_those_of_the_template(conversations, tmp_path,
     first, again = prepare(conversations, tmp_path), prepare(conversations, tmp_path)
     assert sum(encoded) == 40
     assert content_of(first) == content_of(again)
-    for part in again.parts.values():
-        assert len(part.starts) == len(part.numbers) + 1
-        for k, number in enumerate(part.numbers):
+    for name, part in again.parts.items():
+        for k, number in enumerate(again.split.numbers(name)):
             ids, answers = template.encode_answers(again.split.corpus.rows[number], tokenizer)
-            own = slice(part.starts[k], part.starts[k + 1])
+            own = slice(part.starts[k], part.starts[k] + part.lengths[k])
             assert (part.ids[own].tolist(), part.answers[own].tolist()) == (ids, answers)
     assert again.notes == ()
 
@@ -373,9 +372,10 @@ def test_a_conversation_of_no_ids_keeps_its_place(conversations, tmp_path):
     silent = "{% if '7' not in messages[0]['content'] %}" + CHATML + "{% endif %}"
     for _ in range(2):
         tokens = prepare(conversations, tmp_path, silent)
-        for part in tokens.parts.values():
-            rows = [tokens.split.corpus.rows[number] for number in part.numbers]
+        for name, part in tokens.parts.items():
+            rows = [tokens.split.corpus.rows[number] for number in tokens.split.numbers(name)]
             assert [n == 0 for n in part.lengths] == ["7" in row[0]["content"] for row in rows]
+            assert tokens.packed(name, 32).n_left_out >= sum(part.lengths == 0)
     assert any(0 in part.lengths for part in tokens.parts.values())
 
 
@@ -412,8 +412,8 @@ def test_answers_of_weight_0_are_read_and_not_learned(tmp_path):
             file.write(json.dumps({"messages": messages}) + "\n")
     split = split_conversations(read_conversations([str(path)]), 0.3)
     tokenizer = ByteTokenizer().with_special(*CHATML_MARKERS)
-    for part in prepare_conversations(split, tokenizer, ChatTemplate(), tmp_path).parts.values():
-        n = len(part.numbers)
+    for name, part in prepare_conversations(split, tokenizer, ChatTemplate(), tmp_path).parts.items():
+        n = len(split.numbers(name))
         assert tokenizer.decode(part.ids[part.answers].tolist()) == "good" * n
         assert part.n_bytes == len("good") * n
         assert b"bad" in tokenizer.decode(part.ids.tolist()).encode()
@@ -473,6 +473,6 @@ def test_an_epoch_of_conversations_is_every_row_once(conversations, tmp_path):
     fields = QUIET | {"n_ctx": 48, "batch": 2, "accumulate": 1}
     run = pellucid.train(conversations, out=tmp_path / "run", fields=fields, epochs=2)
     tokens, data = data_of(run)
-    assert data.train.n_cut > 0
-    assert data.train.n_targets < len(tokens.part("train"))
-    assert run.step == round(2 * len(data.train.rows) / 2)
+    assert data.packed["train"].n_cut > 0
+    assert data.packed["train"].n_targets < len(tokens.targets("train"))
+    assert run.step == round(2 * len(data.packed["train"].rows) / 2)

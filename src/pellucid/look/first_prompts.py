@@ -115,20 +115,9 @@ def stored_tokens(model: Model) -> Tokens | None:
         data = read_json_file(Path(str(model.provenance["folder"])) / "data.json")
         for manifest in sorted(cache_folder().glob("tokens-*/manifest.json")):
             with suppress(*UNREADABLE):
-                if is_of_run(data, read_manifest(manifest.parent)):
+                if read_manifest(manifest.parent)["parts"] == data["parts"]:
                     return Tokens.open(manifest.parent, model.tokenizer)
     return None
-
-
-def is_of_run(data: dict[str, Any], manifest: dict[str, Any]) -> bool:
-    """Whether tokens of this manifest are those of a run with this data.json, which notes the checksums of its tokens
-    if it read documents, and those of its files alone if it read pairs or conversations.
-    """
-    if "shards" in data["parts"]["held_out"]:
-        return manifest["parts"] == data["parts"]
-    files = [sorted(str(file.get("sha256")) for file in about["sources"]) for about in (data, manifest)]
-    same_tokenizer = data["tokenizer"]["hash"] == manifest["tokenizer"]["hash"]
-    return same_tokenizer and data["split"] == manifest["split"] and files[0] == files[1]
 
 
 def held_out_passages(model: Model, tokens: Tokens) -> list[Prompts]:
@@ -144,8 +133,8 @@ def held_out_passages(model: Model, tokens: Tokens) -> list[Prompts]:
 def held_out_texts(model: Model, tokens: Tokens, most: int) -> Iterator[tuple[str, str]]:
     """Texts of at most `most` tokens, with their sources for an encoder, "" where there is none."""
     tokenizer = model.tokenizer
-    if "held_out_target" in tokens.manifest["parts"]:
-        sources, targets = (tokens.part(f"held_out_{side}") for side in ("source", "target"))
+    if "held_out_source" in tokens.parts:
+        sources, targets = tokens.part("held_out_source"), tokens.part("held_out")
         for k in spread_over(len(targets.starts), model):
             source = text_from(tokenizer, sources, int(sources.starts[k]), model.architecture.encoder.n_ctx)
             yield text_from(tokenizer, targets, int(targets.starts[k]), most), source

@@ -18,7 +18,7 @@ from pellucid.look.merges import MergeTrees
 from pellucid.look.predictor_trace import PredictorTrace
 from pellucid.look.session import Model, Session
 from pellucid.predictors.ngram import NGram
-from pellucid.predictors.ngram_baselines import COUNTED, as_token_sequence, spread
+from pellucid.predictors.ngram_baselines import COUNTED, spread
 from pellucid.predictors.on_text import ids_to_count, recipe_of, tokens_of
 from pellucid.text.tokenizers.base import TokenizerError
 from pellucid.training.recipe import Recipe
@@ -118,7 +118,7 @@ def training_tokens(model: Model) -> tuple[Any, Recipe]:
 def tokens_in_text(model: Model) -> torch.Tensor:
     """The ids that occur in the text that a model was trained on, in order; of a long text, in what n-grams count."""
     tokens, _ = training_tokens(model)
-    return torch.from_numpy(np.unique(spread(as_token_sequence(tokens, "train"), COUNTED)).astype(np.int64))
+    return torch.from_numpy(np.unique(spread(tokens.targets("train"), COUNTED)).astype(np.int64))
 
 
 def counted_ngrams(session: Session, model: Model) -> Iterator[dict[str, Any]]:

@@ -7,9 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from pellucid.predictors.ngram import NGram
-from pellucid.text.tokens.conversations import ConversationTokens
-from pellucid.text.tokens.pairs import PairTokens
-from pellucid.text.tokens.store import Tokens, TokenSequence
+from pellucid.text.tokens.store import TokenSequence
 
 ORDERS = {1: "unigram", 2: "bigram", 3: "trigram", 5: "5-gram"}
 #: training tokens that are counted at most, which takes seconds and under 1 GiB
@@ -79,17 +77,6 @@ def spread(part: TokenSequence, limit: int) -> np.ndarray:
         return part.read(0, len(part))
     starts = np.linspace(0, len(part) - PIECE_TOKENS, max(1, limit // PIECE_TOKENS)).astype(np.int64)
     return np.concatenate([part.read(int(start), int(start) + PIECE_TOKENS) for start in starts])
-
-
-def as_token_sequence(tokens: Tokens | PairTokens | ConversationTokens, name: str) -> TokenSequence:
-    """A part of a run's tokens as one row of ids; of pairs the targets, of conversations the assistant's texts."""
-    if isinstance(tokens, Tokens):
-        return tokens.part(name)
-    if isinstance(tokens, ConversationTokens):
-        part = tokens.part(name)
-        return TokenSequence.from_ids(part.ids[part.answers], tokens.n_vocab, part.answer_starts(), part.n_bytes)
-    side = tokens.part(name).target
-    return TokenSequence.from_ids(side.ids, tokens.n_vocab, side.starts[:-1], side.n_bytes)
 
 
 def baseline(name: str, nats: float, part: Sized) -> Baseline:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pellucid.generate.scoring import CorpusScore, Likelihood, Score, ScoringError
 from pellucid.predictors.ngram import NGram
-from pellucid.predictors.ngram_baselines import COUNTED, Baseline, as_token_sequence, baseline, count_ngrams, spread
+from pellucid.predictors.ngram_baselines import COUNTED, Baseline, baseline, count_ngrams, spread
 from pellucid.predictors.recipe import read_predictor_recipe
 from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import cache_folder, read_data
@@ -24,7 +24,7 @@ from pellucid.text.read.find import ReadOptions
 from pellucid.text.read.pairs import read_pairs, split_pairs
 from pellucid.text.split import split_corpus
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from pellucid.text.tokens.conversations import ConversationTokens, prepare_conversations
+from pellucid.text.tokens.conversations import prepare_conversations
 from pellucid.text.tokens.pairs import PairTokens, prepare_pairs
 from pellucid.text.tokens.prepare import prepare_tokens
 from pellucid.text.tokens.store import Tokens, describe_difference
@@ -170,13 +170,11 @@ def count_on_run(provenance: Mapping[str, Any], tokenizer: Tokenizer, progress: 
     return RunNGrams(dict(count_ngrams(ids, tokens.n_vocab, separator=separator, poll=poll)), tokens.n_vocab)
 
 
-def ids_to_count(
-    run: Path, recipe: Recipe, tokens: Tokens | PairTokens | ConversationTokens
-) -> tuple[np.ndarray, int | None]:
+def ids_to_count(run: Path, recipe: Recipe, tokens: Tokens) -> tuple[np.ndarray, int | None]:
     """The training tokens of a run that its n-grams are counted on, without those that it set aside, int64 [n]; and the
     separator across which no context reaches, None where they do.
     """
-    train = as_token_sequence(tokens, "train")
+    train = tokens.targets("train")
     if ranges := read_data(run).get("set_aside"):
         train = train.without([(start, stop) for start, stop in ranges])
     inside = isinstance(tokens, PairTokens) or recipe.text.inside_documents == "yes"
@@ -199,9 +197,7 @@ def recipe_of(run: Path) -> Recipe:
     return found
 
 
-def tokens_of(
-    run: Path, recipe: Recipe, progress: Progress | None, *, trust: Trust = False
-) -> Tokens | PairTokens | ConversationTokens:
+def tokens_of(run: Path, recipe: Recipe, progress: Progress | None, *, trust: Trust = False) -> Tokens:
     """The tokens that a run was trained on; RecipeError where its text has changed."""
     t, seed, tokenizer = recipe.text, recipe.train.seed, load_tokenizer(run, trust=trust)
     files = input_files(recipe)

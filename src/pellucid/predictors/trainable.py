@@ -92,7 +92,7 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
         self.network = build_predictor(self.recipe).to(self.device)
 
     def make_data(self) -> PredictorData:
-        return PredictorData(self.tokens.part("train"), self.tokens.part("held_out"), self.recipe, self.device)
+        return PredictorData(self.tokens, self.recipe, self.device)
 
     def make_loss(self) -> BatchLoss:
         return counted_loss(self.network, self.device, self.recipe.train.precision)

@@ -15,16 +15,12 @@ from pellucid.runs.device import describe_device
 from pellucid.runs.pipeline import Run
 from pellucid.runs.reporter import PlainReporter
 from pellucid.runs.run_dir import MACHINE
-from pellucid.text.tokens.conversations import ConversationTokens
-from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens
 from pellucid.training.compiled_functions import ENTRY, lines_on_missing, missing_functions
 from pellucid.training.recipe import Recipe
 
 
-def pre_run_checks(
-    recipe: Recipe, tokens: Tokens | PairTokens | ConversationTokens, poll: Callable[[], None]
-) -> tuple[list[str], dict[str, Any]]:
+def pre_run_checks(recipe: Recipe, tokens: Tokens, poll: Callable[[], None]) -> tuple[list[str], dict[str, Any]]:
     """Measure the baselines and the machine before the first step. Returns lines to print and files to write."""
     measured = baselines.measure_baselines(recipe, tokens, poll)
     functions = missing_functions(torch.device(recipe.train.device))

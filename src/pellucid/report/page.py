@@ -318,24 +318,24 @@ def _data(run: Contents) -> str:
 
 
 def _held_out(run: Contents) -> str:
-    """The held-out documents, or from which character on a document is held out; their number if none are listed."""
+    """What is held out; of documents, which they are, or from which character on one is."""
     held_out = run.data.get("held_out") or {}
     n = run.data.get("parts", {}).get("held_out", {}).get("documents")
     counts = {s["path"]: s["n_documents"] for s in run.data["sources"]}
     listed = held_out.get("documents", [])
-    title, rule = "<h3>Held out</h3>", _held_out_rule(run.data["split"], n)
+    head = f"<h3>Held out</h3><p class=quiet>{e(_sentence(held_out.get('note', '')))}</p>"
     if not listed:
-        return f"{title}<p class=quiet>{e(rule)}</p>" if rule else ""
+        return head if held_out else ""
     rows = [_held_out_row(path, number, start, counts.get(path, 1)) for path, number, start in listed]
-    head = "<tr><th>file<th>document<th>held out"
-    shown = _table("documents that are held out", head + "".join(rows[:FILES]))
+    columns = "<tr><th>file<th>document<th>held out"
+    shown = _table("documents that are held out", columns + "".join(rows[:FILES]))
     more = rows[FILES:LISTED_DOCUMENTS]
     if more:
-        folded = _table("more documents that are held out", head + "".join(more))
+        folded = _table("more documents that are held out", columns + "".join(more))
         shown += f"<details><summary>{len(more):,} more</summary>{folded}</details>"
     beyond = (n or len(rows)) - min(len(rows), LISTED_DOCUMENTS)
     shown += f"<p class=quiet>and {beyond:,} more that are not listed here</p>" if beyond > 0 else ""
-    return f"{title}<p class=quiet>{e(_sentence(held_out.get('note', '')))}</p>{shown}"
+    return head + shown
 
 
 def _held_out_row(path: str, number: int, start: int, of: int) -> str:
@@ -343,14 +343,6 @@ def _held_out_row(path: str, number: int, start: int, of: int) -> str:
     which = f"{number + 1:,} of {of:,}" if of > 1 else "the file"
     part = f"from character {start + 1:,} on" if start else "all of it"
     return f"<tr><td class=path>{e(path)}<td>{which}<td>{part}"
-
-
-def _held_out_rule(split: dict[str, Any], n: int | None) -> str:
-    """What the split's rule alone tells; which documents are held out is not recorded."""
-    share = split.get("held_out", 0)
-    if split.get("rule") == "tail":
-        return f"The last {share:.1%} of every document."
-    return "" if n is None else f"{n:,} documents; data.json does not say which."
 
 
 def _data_facts(
@@ -361,7 +353,7 @@ def _data_facts(
     facts += [("documents", f"{data['documents']:,}")] if data.get("documents") else []
     facts += [("tokenizer", data["tokenizer"]["kind"])]
     for name, part in parts.items():
-        n = part.get("tokens", part.get("target_tokens"))
+        n = part.get("tokens")
         facts += [(f"{name.replace('_', '-')} tokens", f"{n:,}")] if n is not None else []
     replaced, halves = (sum(s.get(name, 0) for s in sources) for name in ("replaced", "halves"))
     aside = data.get("set_aside")

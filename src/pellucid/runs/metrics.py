@@ -89,10 +89,10 @@ def last_evaluation(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 def predicted_tokens(data: Mapping[str, Any], part: str) -> int:
     """The tokens of a part ("train" or "held_out") that a model learns to predict, as data.json counts them: of
-    conversations those of the answers, of pairs those of the targets. 0 where it does not count them.
+    conversations those of the answers. 0 where it does not count them.
     """
     counts = data.get("parts", {}).get(part, {})
-    return next((counts[name] for name in ("answer_tokens", "tokens", "target_tokens") if name in counts), 0)
+    return next((counts[name] for name in ("answer_tokens", "tokens") if name in counts), 0)
 
 
 def part_measured(row: Mapping[str, Any]) -> int:

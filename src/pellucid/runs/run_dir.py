@@ -37,13 +37,7 @@ DATA = Fields(
         "tokenizer": Fields({"kind": TEXT, "hash": TEXT, "n_vocab": COUNT}, needed=("kind", "hash", "n_vocab")),
         "split": Fields({"held_out": NUMBER, "rule": TEXT}),
         "parts": ObjectOf(
-            Fields(
-                {
-                    f"{what}{unit}": COUNT
-                    for what in ("", "answer_", "source_", "target_")
-                    for unit in ("tokens", "bytes", "characters", "documents", "pairs", "conversations")
-                }
-            )
+            Fields(dict.fromkeys(("tokens", "answer_tokens", "bytes", "characters", "documents"), COUNT))
         ),
         "held_out": OrNull(Fields({"note": TEXT, "documents": ListOf(Row((TEXT, COUNT, COUNT)))})),
         "skipped": ListOf(Row((TEXT, TEXT))),

@@ -133,7 +133,7 @@ def read_input(
     interruption: Interruption,
     size: ChooseSizes | None = None,
     trust: Trust = False,
-) -> tuple[Recipe, Corpus | Pairs | Conversations, Tokens | PairTokens | ConversationTokens, Tokenizer]:
+) -> tuple[Recipe, Corpus | Pairs | Conversations, Tokens, Tokenizer]:
     """The recipe, with its sizes chosen where asked; and what was read, its tokens, and its tokenizer.
 
     A tokenizer is trained unless one is given; conversations are written by the template; `trust` is that of
@@ -202,11 +202,11 @@ def read_conversations_to_train(
     interruption.poll()
     with interruption.phase("encoding", "conversations") as phase:
         tokens = prepare_conversations(split, tokenizer, template, cache_folder(), phase.stage)
-    train, held = tokens.part("train"), tokens.part("held_out")
+    train, held = tokens.targets("train"), tokens.targets("held_out")
     lines = [
         f"conversations: {len(conversations):,} in {counted(len(conversations.files), 'file')}, "
         f"{conversations.n_bytes:,} bytes; {len(train):,} tokens of the assistant to train on, of "
-        f"{len(train.ids):,}; {len(held):,} held out",
+        f"{len(tokens.part('train')):,}; {len(held):,} held out",
         Detail(split.note),
         f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids"
         + (f", {' and '.join(missing)} new" if missing else ""),
@@ -232,7 +232,7 @@ def choose_template(asked: str, own: ChatTemplate | None) -> ChatTemplate:
 
 def fit_to_input(
     recipe: Recipe,
-    tokens: Tokens | PairTokens | ConversationTokens,
+    tokens: Tokens,
     tokenizer: Tokenizer,
     device: torch.device,
     shares: int = 1,
@@ -247,14 +247,13 @@ def fit_to_input(
     recipe = replace(recipe, model=with_vocabulary(recipe.model, n_vocab))
     opening = ""
     if isinstance(tokens, ConversationTokens):
-        part = tokens.part("train").packed(recipe.model.n_ctx)
-        first = tokens.split.corpus.rows[int(tokens.part("held_out").numbers[0])]
+        part = tokens.packed("train", recipe.model.n_ctx)
+        first = tokens.split.corpus.rows[int(tokens.split.numbers("held_out")[0])]
         opening = next((message["content"] for message in first if message["role"] == "user"), "")
         recipe = with_record(recipe, tokens_per_row=float(part.targets_per_row.mean()) if part.rows else 1.0)
     elif isinstance(tokens, PairTokens):
-        train, first = tokens.part("train"), int(tokens.part("held_out").pairs[0])
-        opening = tokens.split.corpus.sources[first]
-        recipe = with_record(recipe, tokens_per_row=len(train) / train.n_pairs)
+        opening, _ = tokens.split.corpus.rows[int(tokens.split.numbers("held_out")[0])]
+        recipe = with_record(recipe, tokens_per_row=float(tokens.part("train").lengths.mean()))
         if recipe.train.sample_prompt is not None:
             check_sample_source(recipe, tokenizer)
     elif recipe.record.base is None and len(tokens.part("train").starts) < FEW_DOCUMENTS:

@@ -6,15 +6,15 @@ import numpy as np
 import torch
 
 from pellucid.runs.options import RecipeError
-from pellucid.text.tokens.conversations import ConversationTokens, PackedPart
-from pellucid.text.tokens.pairs import PairTokens
+from pellucid.text.split import SPLIT_PARTS
+from pellucid.text.tokens.conversations import ConversationTokens
 from pellucid.text.tokens.store import Tokens
 from pellucid.training.objectives import MicroBatch
 from pellucid.training.recipe import Recipe
 from pellucid.training.row_data import RowData
 
 
-class ChatData(RowData[PackedPart]):
+class ChatData(RowData):
     """Rows of conversations in drawn order, each once an epoch.
 
     Packing changes no loss: a token reads its own conversation alone, from position 0. Raises RecipeError where no
@@ -23,9 +23,9 @@ class ChatData(RowData[PackedPart]):
 
     def __init__(self, tokens: ConversationTokens, recipe: Recipe, device: torch.device):
         n_ctx = recipe.model.n_ctx
-        super().__init__(tokens.part("train").packed(n_ctx), tokens.part("held_out").packed(n_ctx), recipe, device)
-        self.separator = tokens.separator
-        for part, purpose in ((self.train, "train on"), (self.measured, "hold out")):
+        self.packed = {name: tokens.packed(name, n_ctx) for name in SPLIT_PARTS}
+        super().__init__(tokens, recipe, device, {name: part.targets_per_row for name, part in self.packed.items()})
+        for part, purpose in zip(self.packed.values(), ("train on", "hold out"), strict=True):
             if not part.rows:
                 raise RecipeError(
                     f"none of the conversations to {purpose} has an answer within model.n_ctx = {n_ctx} tokens: give a "
@@ -34,27 +34,25 @@ class ChatData(RowData[PackedPart]):
 
     @property
     def n_held_out(self) -> int:
-        return len(self.measured.rows) * self.measured.n_ctx
+        part = self.packed["held_out"]
+        return len(part.rows) * part.n_ctx
 
-    @property
-    def held_out_tokens_per_byte(self) -> float:
-        return len(self.measured.part) / self.measured.part.n_bytes
-
-    def micro_batch(self, part: PackedPart, rows: np.ndarray) -> MicroBatch:
-        inputs, targets, documents, positions, counts = map(self.tensor, part.arrays(rows, self.separator))
+    def micro_batch(self, part: str, rows: np.ndarray) -> MicroBatch:
+        arrays = self.packed[part].arrays(rows, self.tokens.separator)
+        inputs, targets, documents, positions, counts = map(self.tensor, arrays)
         return MicroBatch(inputs, targets, documents, positions, counts)
 
 
-def epoch_targets(tokens: Tokens | PairTokens | ConversationTokens, n_ctx: int) -> int:
+def epoch_targets(tokens: Tokens, n_ctx: int) -> int:
     """How many targets one epoch has: of conversations, those inside the context."""
     if isinstance(tokens, ConversationTokens):
-        return tokens.part("train").packed(n_ctx).n_targets
+        return tokens.packed("train", n_ctx).n_targets
     return len(tokens.part("train"))
 
 
 def lines_on_packing(tokens: ConversationTokens, n_ctx: int) -> list[str]:
     """Lines to print: how full the rows to train on are, and what was cut or left out."""
-    part = tokens.part("train").packed(n_ctx)
+    part = tokens.packed("train", n_ctx)
     if not part.rows:
         return []  # ChatData refuses it
     filled = sum(np.minimum(part.part.lengths[row] - 1, n_ctx).sum() for row in part.rows) / (len(part.rows) * n_ctx)

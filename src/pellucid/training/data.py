@@ -6,70 +6,42 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from pellucid.runs.device import on_device
 from pellucid.runs.options import RecipeError
 from pellucid.text.tokenizers.base import MASK
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
-from pellucid.text.tokens.batches import Batch, Batches, ScoredBatch, noise, row_numbers, windows
-from pellucid.text.tokens.conversations import ConversationTokens
-from pellucid.text.tokens.pairs import PairTokens
+from pellucid.text.tokens.batches import Batch, Batches, ScoredBatch, noise, windows
 from pellucid.text.tokens.store import Tokens
 from pellucid.training.chat import ChatData
 from pellucid.training.objectives import MicroBatch, after_prefix, hide_random_tokens
 from pellucid.training.recipe import Recipe
+from pellucid.training.row_data import RecipeData
 from pellucid.training.source_target import SourceTargetData
 
 
-class TokenData:
+class TokenData(RecipeData):
     """Batches of a recipe over prepared tokens; raises BatchesError where either part is too small for them."""
 
     def __init__(self, tokens: Tokens, recipe: Recipe, device: torch.device):
-        t, self.inside = recipe.train, recipe.text.inside_documents == "yes"
-        self.batch, self.n_ctx, self.device = t.batch, recipe.model.n_ctx, device
-        self.seed, self.whole = t.seed, t.batch * t.accumulate
-        self.batches = Batches(tokens, self.n_ctx, self.whole, t.seed, inside_documents=self.inside)
-        self.part = tokens.part("held_out")
+        super().__init__(tokens, recipe, device)
+        self.inside, self.n_ctx = recipe.text.inside_documents == "yes", recipe.model.n_ctx
+        self.batches = Batches(tokens, self.n_ctx, self.rows_per_step, self.seed, inside_documents=self.inside)
         self.windows()  # what it would refuse at the first evaluation is refused now
 
     def at(self, step: int, micro: int, of: int) -> MicroBatch:
-        """Part `micro` of `of` of a step's batch."""
         return replace(self._pass(self.batches.at(step, micro, of)), samples=self.samples(step, micro, of))
 
     def held_out(self) -> Iterator[MicroBatch]:
         """All of the held-out text, in windows of the training context that do not overlap."""
         return (self._pass(batch, batch.counts) for batch in self.windows())
 
-    @property
-    def n_held_out(self) -> int:
-        """Held-out tokens."""
-        return len(self.part)
-
-    @property
-    def held_out_tokens_per_byte(self) -> float:
-        """Tokens, separators included, per byte of the original held-out text."""
-        return len(self.part) / self.part.n_bytes
-
-    def rows(self, micro: int, of: int) -> np.ndarray:
-        """The numbers, within the step's whole batch, of the rows of one pass."""
-        share = self.whole // of
-        return np.arange(micro * share, (micro + 1) * share)
-
-    def samples(self, step: int, micro: int, of: int) -> Tensor:
-        """The numbers from which the dropout of one pass is drawn."""
-        return self._tensor(row_numbers(self.seed, step, self.rows(micro, of)))
-
     def windows(self) -> Iterator[ScoredBatch]:
         """The held-out windows, in order."""
-        return windows(self.part, self.n_ctx, batch=self.batch, inside_documents=self.inside)
+        return windows(self.tokens.part("held_out"), self.n_ctx, batch=self.batch, inside_documents=self.inside)
 
     def _pass(self, batch: Batch, counts: np.ndarray | None = None) -> MicroBatch:
         arrays = (batch.inputs, batch.targets, batch.documents, batch.positions, counts)
-        return MicroBatch(*(None if a is None else self._tensor(a) for a in arrays))  # type: ignore[arg-type]
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return on_device(array, self.device)
+        return MicroBatch(*(None if a is None else self.tensor(a) for a in arrays))  # type: ignore[arg-type]
 
 
 class PrefixData(TokenData):
@@ -79,10 +51,10 @@ class PrefixData(TokenData):
     """
 
     def at(self, step: int, micro: int, of: int) -> MicroBatch:
-        lengths = self.lengths(step, np.arange(self.whole))
-        own = lengths[self.rows(micro, of)]
+        lengths = self.lengths(step, np.arange(self.rows_per_step))
+        own = lengths[self.own_rows(micro, of)]
         total = int(after_prefix(lengths, self.n_ctx).sum())
-        counts, prefix = self._tensor(after_prefix(own, self.n_ctx)), self._tensor(own)
+        counts, prefix = self.tensor(after_prefix(own, self.n_ctx)), self.tensor(own)
         return replace(super().at(step, micro, of), counts=counts, prefix=prefix, total=total)
 
     def lengths(self, step: int, rows: np.ndarray) -> np.ndarray:
@@ -104,8 +76,10 @@ class MaskedData(TokenData):
 
     def at(self, step: int, micro: int, of: int) -> MicroBatch:
         tokens = self.batches.at(step, micro, of).inputs
-        given = self.hidden(tokens, noise(self.seed, step, self.rows(micro, of), self.n_ctx))
-        return replace(given, total=self.whole * self.n_hidden(self.n_ctx), samples=self.samples(step, micro, of))
+        given = self.hidden(tokens, noise(self.seed, step, self.own_rows(micro, of), self.n_ctx))
+        return replace(
+            given, total=self.rows_per_step * self.n_hidden(self.n_ctx), samples=self.samples(step, micro, of)
+        )
 
     def held_out(self) -> Iterator[MicroBatch]:
         """The held-out windows, the same places of them hidden every time."""
@@ -117,7 +91,7 @@ class MaskedData(TokenData):
             assert given.counts is not None
             assert batch.counts is not None
             # a position that two windows share is scored in one of them
-            yield replace(given, counts=given.counts & self._tensor(batch.counts))
+            yield replace(given, counts=given.counts & self.tensor(batch.counts))
 
     def n_hidden(self, width: int) -> int:
         """How many tokens of a row of this width are hidden."""
@@ -126,7 +100,7 @@ class MaskedData(TokenData):
     def hidden(self, tokens: np.ndarray, draws: np.ndarray) -> MicroBatch:
         """These rows with places hidden: inputs, the tokens themselves as targets, and which are scored."""
         inputs, places = hide_random_tokens(tokens, draws, self.n_hidden(tokens.shape[1]), self.mask_id, self.plain_ids)
-        return MicroBatch(self._tensor(inputs), self._tensor(tokens), counts=self._tensor(places))
+        return MicroBatch(self.tensor(inputs), self.tensor(tokens), counts=self.tensor(places))
 
 
 DATA: dict[str, Any] = {
@@ -138,8 +112,6 @@ DATA: dict[str, Any] = {
 }
 
 
-def make_data(
-    tokens: Tokens | PairTokens | ConversationTokens, recipe: Recipe, device: torch.device
-) -> TokenData | SourceTargetData | ChatData:
+def make_data(tokens: Tokens, recipe: Recipe, device: torch.device) -> TokenData | SourceTargetData | ChatData:
     """The data of the recipe's objective."""
     return DATA[recipe.train.objective](tokens, recipe, device)

@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from pellucid.text.tokens.pairs import PairPart, PairTokens
+from pellucid.text.split import SPLIT_PARTS
+from pellucid.text.tokens.pairs import PairTokens
 from pellucid.training.objectives import MicroBatch
 from pellucid.training.recipe import Recipe
 from pellucid.training.row_data import RowData
@@ -12,7 +13,7 @@ from pellucid.training.row_data import RowData
 MULTIPLE = 8
 
 
-class SourceTargetData(RowData[PairPart]):
+class SourceTargetData(RowData):
     """Pairs in drawn order, each once an epoch: the encoder reads source + separator, the decoder start + target
     (`Tokenizer.start`, most often the separator too), and what it is to predict is target + separator.
 
@@ -21,28 +22,21 @@ class SourceTargetData(RowData[PairPart]):
     micro-batch says the same whatever its width. Raises PairsError for pairs longer than the contexts.
     """
 
+    tokens: PairTokens
+
     def __init__(self, tokens: PairTokens, recipe: Recipe, device: torch.device):
-        super().__init__(tokens.part("train"), tokens.part("held_out"), recipe, device)
+        super().__init__(tokens, recipe, device, {name: tokens.part(name).lengths for name in SPLIT_PARTS})
         assert recipe.model.encoder is not None
         self.contexts = recipe.model.encoder.n_ctx, recipe.model.n_ctx
         tokens.check_lengths(*self.contexts)
         self.separator, self.start = tokens.separator, tokens.start
 
-    @property
-    def n_held_out(self) -> int:
-        return len(self.measured)
-
-    @property
-    def held_out_tokens_per_byte(self) -> float:
-        return len(self.measured) / self.measured.n_bytes
-
-    def micro_batch(self, part: PairPart, rows: np.ndarray) -> MicroBatch:
-        widths = [
-            min(-(-int(side.lengths[rows].max()) // MULTIPLE) * MULTIPLE, n_ctx)
-            for side, n_ctx in zip((part.source, part.target), self.contexts, strict=True)
-        ]
-        source, real = part.source.rows(rows, widths[0], self.separator)
-        targets, counts = part.target.rows(rows, widths[1], self.separator)
+    def micro_batch(self, part: str, rows: np.ndarray) -> MicroBatch:
+        padded = []
+        for side, n_ctx in zip(self.tokens.sides(part), self.contexts, strict=True):
+            longest = int(side.lengths[rows].max())
+            padded.append(side.padded(rows, min(-(-longest // MULTIPLE) * MULTIPLE, n_ctx), self.separator))
+        (source, real), (targets, counts) = padded
         inputs = np.roll(targets, 1, axis=1)
         inputs[:, 0] = self.start
         return MicroBatch(

@@ -8,8 +8,6 @@ from pellucid.runs.options import RecipeError
 from pellucid.text.read.chunks import counted
 from pellucid.text.read.find import ReadOptions, Skipped
 from pellucid.text.tokenizers.base import Tokenizer
-from pellucid.text.tokens.conversations import ConversationTokens
-from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens
 from pellucid.training.recipe import TextRecipe
 
@@ -78,7 +76,7 @@ def input_files(recipe: TextRecipe) -> InputFiles:
     return {"paths": recipe.inputs, "held_out": recipe.text.held_out_files, "reading": reading_of(recipe)}
 
 
-def lines_on_unknown(tokens: Tokens | PairTokens | ConversationTokens, tokenizer: Tokenizer) -> list[str]:
+def lines_on_unknown(tokens: Tokens, tokenizer: Tokenizer) -> list[str]:
     """A line about the characters or words that the tokenizer does not know; no line where there are none."""
     unknown = sum(part["unknown"] for part in tokens.manifest["parts"].values())
     are, they = ("is", "it") if unknown == 1 else ("are", "they")

@@ -27,7 +27,6 @@ from pellucid.text.read.documents import Corpus
 from pellucid.text.read.pairs import Pairs
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from pellucid.text.tokens.conversations import ConversationTokens
-from pellucid.text.tokens.pairs import PairTokens
 from pellucid.text.tokens.store import Tokens, describe_difference
 from pellucid.text_model import Model
 from pellucid.training import resolve_recipe as resolve
@@ -60,9 +59,7 @@ from pellucid.trust import Trust
 #: is called with the number of tokens written, and how many there will be; of conversations it gets the template too
 Sampler = Callable[[Model, str, int, Callable[[int, int], object]], str | None]
 #: what is measured before the first step of a run: lines to print, and JSON files for its folder
-PreRunChecks = Callable[
-    [Recipe, Tokens | PairTokens | ConversationTokens, Callable[[], None]], tuple[list[str], dict[str, Any]]
-]
+PreRunChecks = Callable[[Recipe, Tokens, Callable[[], None]], tuple[list[str], dict[str, Any]]]
 
 
 class TextTrainable(Trainable[TextRecipeT]):
@@ -71,7 +68,7 @@ class TextTrainable(Trainable[TextRecipeT]):
     network: Any
     data_shape = DATA
     corpus: Corpus | Pairs | Conversations
-    tokens: Tokens | PairTokens | ConversationTokens
+    tokens: Tokens
     tokenizer: Tokenizer
 
     def files(self) -> dict[str, Any]:

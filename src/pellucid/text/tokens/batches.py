@@ -63,14 +63,21 @@ class ScoredBatch(Batch):
 
 
 class Batches:
-    """Training batches of `batch` windows of `n_ctx` inputs each.
+    """Training batches of `batch` windows of `n_ctx` inputs each, and of the `before` inputs before them in the ring.
 
     `tokens` is a part, or prepared tokens, of which the training part is used. Raises BatchesError if there are too few
     tokens for one window.
     """
 
     def __init__(
-        self, tokens: TokenSequence | Tokens, n_ctx: int, batch: int, seed: int = 0, *, inside_documents: bool = False
+        self,
+        tokens: TokenSequence | Tokens,
+        n_ctx: int,
+        batch: int,
+        seed: int = 0,
+        *,
+        inside_documents: bool = False,
+        before: int = 0,
     ):
         self.part = tokens.part("train") if isinstance(tokens, Tokens) else tokens
         if n_ctx < 1 or batch < 1:
@@ -80,7 +87,8 @@ class Batches:
                 f"{self.part.name} has {len(self.part)} tokens, too few for one window of n_ctx + 1 = {n_ctx + 1}: "
                 "give more text or a smaller n_ctx"
             )
-        self.n_ctx, self.batch, self.seed, self.inside_documents = n_ctx, batch, seed, inside_documents
+        self.n_ctx, self.batch, self.seed = n_ctx, batch, seed
+        self.inside_documents, self.before = inside_documents, before
         self.n_windows = len(self.part) // n_ctx
         self._checked = -1
 
@@ -111,18 +119,21 @@ class Batches:
 
     def at(self, step: int, micro: int = 0, of: int = 1) -> Batch:
         """The batch of a step, or part `micro` of its `of` equal parts, which in order make up the batch."""
-        starts = self.starts(step, micro, of)
+        starts, width = self.starts(step, micro, of) - self.before, self.before + self.n_ctx
         self._check_files(step)
-        rows = np.stack([self._window(int(start)) for start in starts])
+        rows = np.stack([self._read_ring(int(start), width + 1) for start in starts])
         check_ids(rows, self.part.n_vocab)
-        borders = _borders(self.part, starts, self.n_ctx, ring=True) if self.inside_documents else (None, None)
+        borders = _borders(self.part, starts, width, ring=True) if self.inside_documents else (None, None)
         return Batch(rows[:, :-1], rows[:, 1:], *borders)
 
-    def _window(self, start: int) -> np.ndarray:
-        stop, n = start + self.n_ctx + 1, len(self.part)
-        if stop <= n:
-            return self.part.read(start, stop)
-        return np.concatenate([self.part.read(start, n), self.part.read(0, stop - n)])
+    def _read_ring(self, start: int, length: int) -> np.ndarray:
+        """`length` tokens from `start` on; the text continues at its beginning."""
+        pieces, n = [], len(self.part)
+        while length:
+            start %= n
+            pieces.append(self.part.read(start, min(n, start + length)))
+            start, length = start + len(pieces[-1]), length - len(pieces[-1])
+        return np.concatenate(pieces)
 
     def _check_files(self, step: int) -> None:
         """Check, once an epoch, that no file was cut short: a shorter memory-mapped file would kill the process."""

@@ -1,11 +1,8 @@
-"""Conversations as ids on disk: one flat array, which of its ids the assistant writes, and where each begins; and how
-they are packed into rows.
-"""
+"""Conversations as ids on disk, with a mask of those that the assistant writes; and how they are packed into rows."""
 
 import bisect
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,42 +15,13 @@ from pellucid.text.read.known_scans import hash_of_code
 from pellucid.text.read.rows import Progress
 from pellucid.text.split import SPLIT_PARTS
 from pellucid.text.tokenizers.base import Tokenizer
-from pellucid.text.tokens.store import save_array
-from pellucid.text.tokens.stored_rows import RowTokens, StoredRows, manifest_of, prepare_rows, write_rows
+from pellucid.text.tokens.prepare import prepare_rows, write_rows
+from pellucid.text.tokens.store import Tokens, TokenSequence, save_array
 
 #: the day that templates know which write one: a run that is resumed on another day reads the same ids
 DAY = "2024-07-26"
 #: conversations that are rendered and encoded together
 BATCH = 256
-
-
-@dataclass(frozen=True)
-class ConversationPart(StoredRows):
-    """One part of the conversations, of which each is a row; `answers` marks what the assistant writes, each text with
-    the marker that ends it. Its length is the number of these ids, and `n_bytes` the bytes of their texts.
-    """
-
-    name: str
-    numbers: np.ndarray
-    _packed: dict[int, "PackedPart"] = field(default_factory=dict, repr=False)
-
-    def __len__(self) -> int:
-        return int(self.answers.sum())
-
-    @property
-    def answers(self) -> np.ndarray:
-        assert self.stored.answers is not None
-        return self.stored.answers
-
-    def answer_starts(self) -> np.ndarray:
-        """Where each conversation begins among the ids that the assistant writes, int64 [conversations]."""
-        return np.concatenate([[0], np.cumsum(self.answers)])[self.starts[:-1]]
-
-    def packed(self, n_ctx: int) -> "PackedPart":
-        """The conversations in rows of `n_ctx` tokens to read, which are laid out once."""
-        if n_ctx not in self._packed:
-            self._packed[n_ctx] = PackedPart(self, n_ctx)
-        return self._packed[n_ctx]
 
 
 class PackedPart:
@@ -63,22 +31,18 @@ class PackedPart:
     cut at its end; one without an answer in what is left is left out.
     """
 
-    def __init__(self, part: ConversationPart, n_ctx: int):
+    def __init__(self, part: TokenSequence, n_ctx: int):
         self.part, self.n_ctx = part, n_ctx
-        reads = np.minimum(part.lengths - 1, n_ctx)
-        scored = np.concatenate([[0], np.cumsum(part.answers)])
-        starts = part.starts[:-1]
-        answers = scored[starts + 1 + reads] - scored[starts + 1]
+        reads = np.clip(part.lengths - 1, 0, n_ctx)
+        first = np.minimum(part.starts + 1, len(part))  # a template may write nothing of a conversation
+        before = answers_before(part)
+        answers = before[first + reads] - before[first]
         usable = np.flatnonzero(answers > 0)
         self.n_cut = int((part.lengths - 1 > n_ctx).sum())
-        self.n_left_out = len(starts) - len(usable)
+        self.n_left_out = len(reads) - len(usable)
         self.rows = pack(reads[usable], usable, n_ctx)
         #: targets of each row that are scored
         self.targets_per_row = np.array([answers[row].sum() for row in self.rows], dtype=np.int64)
-
-    def check_files(self) -> None:
-        """Raise TokensError if a file is shorter than it was (`Part.check_files`)."""
-        self.part.stored.check_files()
 
     @property
     def n_targets(self) -> int:
@@ -94,14 +58,15 @@ class PackedPart:
         inputs, targets = (np.full(shape, fill, dtype=np.int64) for _ in range(2))
         documents, positions = (np.zeros(shape, dtype=np.int64) for _ in range(2))
         counts = np.zeros(shape, dtype=bool)
+        ids, is_answer = self.part.ids, _mask_of(self.part)
         for i, number in enumerate(numbers):
             at = 0
             for k, conversation in enumerate(self.rows[number]):
                 start = int(self.part.starts[conversation])
                 n = min(int(self.part.lengths[conversation]) - 1, self.n_ctx)
-                inputs[i, at : at + n] = self.part.ids[start : start + n]
-                targets[i, at : at + n] = self.part.ids[start + 1 : start + 1 + n]
-                counts[i, at : at + n] = self.part.answers[start + 1 : start + 1 + n]
+                inputs[i, at : at + n] = ids[start : start + n]
+                targets[i, at : at + n] = ids[start + 1 : start + 1 + n]
+                counts[i, at : at + n] = is_answer[start + 1 : start + 1 + n]
                 documents[i, at : at + n] = k
                 positions[i, at : at + n] = np.arange(n)
                 at += n
@@ -128,11 +93,39 @@ def pack(lengths: np.ndarray, numbers: np.ndarray, capacity: int) -> list[np.nda
     return [np.array(row, dtype=np.int64) for row in rows]
 
 
-@dataclass(frozen=True)
-class ConversationTokens(RowTokens[ConversationSplit, ConversationPart]):
-    """Both parts of the conversations as ids."""
+class ConversationTokens(Tokens):
+    """Both parts of the conversations as ids, of which each conversation is a document and `answers` marks what the
+    assistant writes, each text with the marker that ends it.
+    """
 
+    split: ConversationSplit
     template: ChatTemplate
+
+    def __init__(self, *stored: Any):
+        super().__init__(*stored)
+        self._packed: dict[tuple[str, int], PackedPart] = {}
+
+    def targets(self, name: str) -> TokenSequence:
+        """The ids that the assistant writes, of which those of each conversation are a document."""
+        part = self.part(name)
+        starts = answers_before(part)[part.starts]
+        return TokenSequence([part.ids[_mask_of(part)]], starts, self.n_vocab, part.n_bytes, name)
+
+    def packed(self, name: str, n_ctx: int) -> PackedPart:
+        """The conversations of a part in rows of `n_ctx` tokens to read, which are laid out once."""
+        if (name, n_ctx) not in self._packed:
+            self._packed[name, n_ctx] = PackedPart(self.part(name), n_ctx)
+        return self._packed[name, n_ctx]
+
+
+def answers_before(part: TokenSequence) -> np.ndarray:
+    """How many of the ids before each position the assistant writes, int64 [n_ids + 1]."""
+    return np.concatenate([[0], np.cumsum(_mask_of(part))])
+
+
+def _mask_of(part: TokenSequence) -> np.ndarray:
+    assert part.answers is not None
+    return part.answers
 
 
 def prepare_conversations(
@@ -147,33 +140,19 @@ def prepare_conversations(
 
     Raises ConversationsError, naming file and line, for a conversation that the template refuses.
     """
-    decided_by = [_code(), DAY, template.source, dict(template.variables), list(template.tools)]
-    stored, notes = prepare_rows(
+    tokens = prepare_rows(
+        ConversationTokens,
         split,
         tokenizer,
         folder,
-        decided_by,
+        [_code(), DAY, template.source, dict(template.variables), list(template.tools)],
         lambda working: {
             name: _write_part_tokens(split, name, tokenizer, template, working, progress) for name in SPLIT_PARTS
         },
+        chat_template=hashlib.sha256(template.source.encode()).hexdigest(),
     )
-    about = stored.manifest["parts"]
-    parts = {
-        name: ConversationPart(stored.part(name), about[name]["unknown"], name, split.numbers(name))
-        for name in SPLIT_PARTS
-    }
-    counts = {
-        name: {
-            "conversations": len(part.numbers),
-            "tokens": len(part.ids),
-            "answer_tokens": len(part),
-            "answer_bytes": part.n_bytes,
-            "unknown": part.unknown,
-        }
-        for name, part in parts.items()
-    }
-    manifest = manifest_of(split, tokenizer, counts, chat_template=hashlib.sha256(template.source.encode()).hexdigest())
-    return ConversationTokens(manifest, parts, split, tokenizer.n_vocab, tokenizer.separator, notes, template)
+    tokens.split, tokens.template = split, template
+    return tokens
 
 
 @cache
@@ -206,7 +185,9 @@ def _write_part_tokens(
                 progress("encoding", done, len(numbers))
 
     entry = write_rows(folder, name, tokenizer, batches())
-    return {**entry, **save_array(folder, name, "answers", np.concatenate(marks)), "bytes": n_bytes}
+    answers = np.concatenate(marks)
+    sizes = {"bytes": n_bytes, "answer_tokens": int(answers.sum())}
+    return {**entry, **save_array(folder, name, "answers", answers), **sizes}
 
 
 def _encode_batch(

@@ -1,5 +1,5 @@
-"""From a split corpus and a tokenizer to a folder of tokens. An interrupted call leaves its finished shards for the
-next.
+"""From a split corpus, or rows of files, and a tokenizer to a folder of tokens. An interrupted call leaves the finished
+shards of a corpus for the next.
 """
 
 import contextlib
@@ -8,16 +8,20 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from pellucid.destination import flush_files, flush_folder, replace_file
 from pellucid.json_files import JSONFileError, open_for_locking, read_json_file
 from pellucid.text.locking import lock
 from pellucid.text.read.chunks import TextChunk
 from pellucid.text.read.known_scans import CHECK_TEXT, is_stamp_settled, stamp_of
+from pellucid.text.read.rows import RowSplit
 from pellucid.text.split import SPLIT_PARTS, Split
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokens import encode as encoding
@@ -34,6 +38,7 @@ LOCK = "lock"
 VERIFIED = "verified.json"
 
 Progress = Callable[[str, int, int], None] | None
+TokensT = TypeVar("TokensT", bound=Tokens)
 
 
 def prepare_tokens(
@@ -53,39 +58,86 @@ def prepare_tokens(
     `notes` of the tokens say so. Files that have not changed since they were verified are not read again. Raises
     DocumentError if a file changed.
     """
-    final = prepared_folder(split, tokenizer, folder)
-    tokens, notes = existing_tokens(final, tokenizer)
-    if tokens:
-        return tokens
-    final.parent.mkdir(parents=True, exist_ok=True)
-    with working_folder(final) as working:
-        content = {
+
+    def write(working: Path) -> dict[str, Any]:
+        return {
             "sources": [vars(source) for source in split.corpus.sources],
             "split": split.to_dict(),
             "parts": _write_split(split, tokenizer, working, progress, shard_tokens, workers),
             "held_out": {"note": split.note, "documents": split.held_out_documents()},
         }
-        write_manifest(working, tokenizer, content)
-        publish(working, final)
-    tokens = Tokens.open(final, tokenizer)
-    tokens.notes = notes
+
+    return _open_or_write(Tokens, prepared_folder(split, tokenizer, folder), tokenizer, write)
+
+
+def prepare_rows(
+    kind: type[TokensT],
+    split: RowSplit[Any],
+    tokenizer: Tokenizer,
+    folder: str | Path,
+    decided_by: Sequence[Any],
+    write_parts: Callable[[Path], dict[str, dict[str, Any]]],
+    **more: Any,
+) -> TokensT:
+    """The tokens of `split` in `folder`/tokens-KEY, whose parts `write_parts` writes unless they are there already;
+    `more` of their manifest.
+
+    KEY is a hash of the rows' content, wherever they were read, of the tokenizer, and of `decided_by`, what else
+    decides the ids.
+    """
+    rows = [hashlib.sha256() for _ in SPLIT_PARTS]
+    for digest, name in zip(rows, SPLIT_PARTS, strict=True):
+        for number in split.numbers(name):
+            digest.update(json.dumps(split.corpus.rows[number]).encode() + b"\n")
+    final = _folder_for(
+        folder, [[digest.hexdigest() for digest in rows], tokenizer.hash, tokenizer.separator, *decided_by]
+    )
+    about = {
+        "sources": [vars(source) for source in split.corpus.files],
+        "split": split.to_dict(),
+        "held_out": {"note": split.note},
+        **more,
+    }
+    tokens = _open_or_write(kind, final, tokenizer, lambda working: {**about, "parts": write_parts(working)})
+    tokens.manifest |= about  # the same rows may have been encoded from other files
     return tokens
 
 
-def existing_tokens(final: Path, tokenizer: Tokenizer) -> tuple[Tokens | None, tuple[str, ...]]:
-    """The finished tokens of this folder; None where there are none, and where damaged ones were removed, with a
-    sentence about the damage.
+def write_rows(folder: Path, name: str, tokenizer: Tokenizer, batches: Iterable[list[Sequence[int]]]) -> dict[str, Any]:
+    """Write rows of ids as one shard, which can be mapped whole, and return their entry in the manifest."""
+    made_by = (tokenizer.n_vocab, tokenizer.hash, sys.maxsize, tokenizer.unknown)
+    with contextlib.closing(PartWriter(folder, name, *made_by)) as writer:
+        for rows in batches:
+            ids = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
+            writer.add(ids, np.cumsum([len(row) for row in rows]))
+        entry = writer.finish()
+    remove_journal(folder)  # an interrupted call begins again
+    return entry
+
+
+def _open_or_write(
+    kind: type[TokensT], final: Path, tokenizer: Tokenizer, write: Callable[[Path], dict[str, Any]]
+) -> TokensT:
+    """The finished tokens of the folder `final`. Where there are none, or damaged ones, `write` puts the shards into
+    the folder it is given and returns the content of the manifest, and `notes` say what was damaged.
     """
+    notes = ()
     try:
-        tokens = Tokens.open(final, tokenizer)
+        tokens = kind.open(final, tokenizer)
         verify_changed(tokens)
-        return tokens, ()
+        return tokens
     except (TokensError, FileNotFoundError) as error:  # the text to encode again is at hand
-        if not final.exists():
-            return None, ()
-        shutil.rmtree(final)
-        why = str(error).removesuffix(": prepare the tokens again")
-        return None, (f"prepared tokens were damaged and have been encoded again: {why}",)
+        if final.exists():
+            shutil.rmtree(final)
+            why = str(error).removesuffix(": prepare the tokens again")
+            notes = (f"prepared tokens were damaged and have been encoded again: {why}",)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with working_folder(final) as working:
+        write_manifest(working, tokenizer, write(working))
+        publish(working, final)
+    tokens = kind.open(final, tokenizer)
+    tokens.notes = notes
+    return tokens
 
 
 def verify_changed(tokens: Tokens) -> None:
@@ -108,10 +160,15 @@ def verify_changed(tokens: Tokens) -> None:
 def prepared_folder(split: Split, tokenizer: Tokenizer, folder: str | Path) -> Path:
     """The folder in which `prepare_tokens` puts, or has put, these tokens."""
     sources = [list(source.key) for source in split.corpus.sources]
-    content: list[Any] = [FORMAT, sources, tokenizer.hash, tokenizer.separator, split.to_dict()]
+    content: list[Any] = [sources, tokenizer.hash, tokenizer.separator, split.to_dict()]
     if read := split.corpus.reading.to_dict():
         content.append(read)
-    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return _folder_for(folder, content)
+
+
+def _folder_for(folder: str | Path, decided_by: list[Any]) -> Path:
+    """The folder of tokens that this decides, and the format."""
+    key = hashlib.sha256(json.dumps([FORMAT, *decided_by], sort_keys=True).encode()).hexdigest()
     return Path(folder) / f"tokens-{key[:16]}"
 
 

@@ -6,17 +6,19 @@
                train.documents.npy       where each document starts, int64
                train.answers.npy         of conversations: which ids the assistant writes, bool
                held_out-00000.bin ...
-               train_source-00000.bin, train_target-00000.bin ...   of pairs, one for each side of a part
+               train_source-00000.bin, held_out_source-00000.bin ...   of pairs, whose targets are the parts above
 
 KEY is a hash of everything the ids depend on, so a folder is never reused for other text, another tokenizer
 or another split. A folder appears under its name complete and flushed to disk, or not at all. Every
-document is followed by one separator, which belongs to the document before it.
+document is followed by one separator, which belongs to the document before it; each side of a pair is a
+document, and so is a conversation, which ends as its template writes it.
 """
 
 import hashlib
 import json
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,7 +44,7 @@ class TokenSequence:
     """One part of a corpus as one long sequence of ids, read from its shards on demand.
 
     n_vocab     every id is below this
-    n_bytes     bytes of the original text, without separators
+    n_bytes     bytes of the original text, without separators; of conversations, of what the assistant writes
     starts      the position at which each document starts, int64 [n_documents]
     answers     of conversations, which ids the assistant writes, bool [n_ids]
     """
@@ -74,6 +76,20 @@ class TokenSequence:
     def ids(self) -> np.ndarray:
         """All ids in their own type: mapped, where they are of one shard."""
         return self._shards[0] if len(self._shards) == 1 else np.concatenate([np.zeros(0, "<u2"), *self._shards])
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """The number of ids of each document, int64 [n_documents]."""
+        return np.diff(self.starts, append=len(self))
+
+    def padded(self, documents: np.ndarray, width: int, fill: int) -> tuple[np.ndarray, np.ndarray]:
+        """These documents left-aligned, int64 [len(documents), width] filled up with `fill`, and a bool mask of their
+        own ids.
+        """
+        column = np.arange(width)
+        own = column < self.lengths[documents, None]
+        at = np.where(own, self.starts[documents, None] + column, 0)
+        return np.where(own, self.ids[at].astype(np.int64), fill), own
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """The ids from `start` up to `stop`, int64."""
@@ -132,7 +148,7 @@ class Tokens:
     notes: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, manifest: dict[str, Any], parts: dict[str, TokenSequence]):
-        self.folder, self.manifest, self._parts = folder, manifest, parts
+        self.folder, self.manifest, self.parts = folder, manifest, parts
         self.n_vocab: int = manifest["tokenizer"]["n_vocab"]
         self.separator: int = manifest["tokenizer"]["separator"]
         self.tokenizer_hash: str = manifest["tokenizer"]["hash"]
@@ -168,13 +184,22 @@ class Tokens:
 
     def part(self, name: str) -> TokenSequence:
         """The part called `name`: train or held_out."""
-        if name not in self._parts:
-            raise TokensError(f"there is no part {name!r} in {self.folder}: choose one of {', '.join(self._parts)}")
-        return self._parts[name]
+        if name not in self.parts:
+            raise TokensError(f"there is no part {name!r} in {self.folder}: choose one of {', '.join(self.parts)}")
+        return self.parts[name]
+
+    def targets(self, name: str) -> TokenSequence:
+        """The ids of a part that a model learns to predict: all of them, unless a subclass says otherwise."""
+        return self.part(name)
+
+    def check_files(self) -> None:
+        """Raise TokensError if a file of any part is shorter than it was (`TokenSequence.check_files`)."""
+        for part in self.parts.values():
+            part.check_files()
 
     def with_parts(self, **parts: TokenSequence) -> "Tokens":
         """The same tokens with other parts in the place of those named; the manifest still describes the folder."""
-        return Tokens(self.folder, self.manifest, self._parts | parts)
+        return Tokens(self.folder, self.manifest, self.parts | parts)
 
     @property
     def checksums(self) -> dict[str, str]:
