@@ -9,6 +9,7 @@
     train, load               train a transformer; open a run, a saved model or a Hugging Face model
     train_predictor, load_predictor   the same of n-grams, neural probabilistic and recurrent predictors
     convert                   write a model in another layout: Hugging Face, GGUF, an adapter
+    read                      what would be read of a folder of text, before anything is trained on it
     train_tokenizer, load_tokenizer
     preset, Architecture      a described architecture, by name or option by option
     Recipe                    everything that decides a run
@@ -50,8 +51,10 @@ if TYPE_CHECKING:
     from pellucid.runs.options import TrainOptions as TrainOptions
     from pellucid.runs.pipeline import Run as Run
     from pellucid.text.chat_template import ChatTemplate as ChatTemplate
+    from pellucid.text.read.report import TextReport as TextReport
     from pellucid.text.tokenizers.from_files import train_tokenizer as train_tokenizer
     from pellucid.text.tokenizers.tokenizer import load_tokenizer as load_tokenizer
+    from pellucid.text_report import read as read
     from pellucid.training.config import TextOptions as TextOptions
     from pellucid.training.recipe import Recipe as Recipe
     from pellucid.training_run import train as train
@@ -83,6 +86,7 @@ _MODULES = {
     "Run": "pellucid.runs.pipeline",
     "Score": "pellucid.generate.scoring",
     "TextOptions": "pellucid.training.config",
+    "TextReport": "pellucid.text.read.report",
     "Trace": "pellucid.lens.trace",
     "TrainOptions": "pellucid.runs.options",
     "convert": "pellucid.conversion",
@@ -91,6 +95,7 @@ _MODULES = {
     "load_predictor": "pellucid.predictors.load",
     "load_tokenizer": "pellucid.text.tokenizers.tokenizer",
     "preset": "pellucid.presets",
+    "read": "pellucid.text_report",
     "show": "pellucid.lens.show.figure",
     "train": "pellucid.training_run",
     "train_predictor": "pellucid.predictors.train",
@@ -116,6 +121,7 @@ __all__ = [
     "Run",
     "Score",
     "TextOptions",
+    "TextReport",
     "Trace",
     "TrainOptions",
     "__version__",
@@ -125,6 +131,7 @@ __all__ = [
     "load_predictor",
     "load_tokenizer",
     "preset",
+    "read",
     "show",
     "train",
     "train_predictor",

@@ -28,7 +28,7 @@ FLOORS = (
     # a conversion is checked before it is given its name
     ("conversion", "report"),
     ("serve", "look"),
-    ("language_model",),
+    ("language_model", "text_report"),
     ("training_run",),
     ("cli",),
     ("demo", "__main__"),

@@ -36,6 +36,7 @@ from pellucid.cli.options import (
 )
 from pellucid.cli.plan import doctor_command, plan_command, report_command
 from pellucid.cli.progress import progress_on_stderr
+from pellucid.cli.read import read_command
 from pellucid.cli.scores import print_as_json, print_score
 from pellucid.cli.serve import serve_command
 from pellucid.cli.train import train_command
@@ -306,6 +307,7 @@ def verify_command(
 
 
 COMMANDS: dict[str, Callable[..., int]] = {
+    "read": read_command,
     "train": train_command,
     "generate": generate_command,
     "chat": chat_command,

@@ -243,21 +243,27 @@ class FilesOptions:
 
 
 @dataclass(frozen=True)
-class CorpusOptions(FilesOptions):
-    """The text, and what of it is held out."""
+class DocumentOptions(FilesOptions):
+    """The files to read, how to read them, and which documents of them count."""
 
     drop_duplicates: Annotated[bool, option()] = False
     """Read only the first of several documents with the same text."""
+
+    def reading(self) -> "ReadOptions":
+        """These options as `ReadOptions`."""
+        return dataclasses.replace(super().reading(), drop_duplicates=self.drop_duplicates)
+
+
+@dataclass(frozen=True)
+class CorpusOptions(DocumentOptions):
+    """The text, and what of it is held out."""
+
     check_text: Annotated[bool, option()] = False
     """Read and hash all files and their prepared tokens, also those whose size and times have not changed."""
     held_out: Annotated[
         UseAppendAction[tuple[str, ...]], option("SHARE|TEXT", default="0.1; a path is repeatable")
     ] = ()
     """Measure on this share of the text, or on this file or folder (such as ./0.1), and never train on it."""
-
-    def reading(self) -> "ReadOptions":
-        """These options as `ReadOptions`."""
-        return dataclasses.replace(super().reading(), drop_duplicates=self.drop_duplicates)
 
 
 def trust_of(word: str) -> "Trust":

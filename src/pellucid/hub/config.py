@@ -15,7 +15,7 @@ from pellucid.hub.tables.entries import BOUNDS, LARGEST_INTEGER, format_value
 from pellucid.model_names import FolderError
 from pellucid.parameter_counts import count_parameters, oversized_table
 
-MOST_NUMBERS, LONGEST_NGRAM = 1 << 14, 1 << 10
+MOST_CONFIG_NUMBERS, LONGEST_NGRAM = 1 << 14, 1 << 10
 #: how many times the numbers in the files an architecture may need for a missing tensor to be looked for
 LARGEST_SURPLUS = 2
 
@@ -112,7 +112,7 @@ def is_body(config: Mapping[str, Any], family: Family, names: Iterable[str]) -> 
 def _check_entries(value: Any, depth: int = 0) -> None:
     """Raise FolderError for unreasonable numbers, list lengths or nesting in config.json."""
     if isinstance(value, dict | list):
-        if len(value) > MOST_NUMBERS or depth > 16:
+        if len(value) > MOST_CONFIG_NUMBERS or depth > 16:
             raise FolderError(f"config.json holds a list of {len(value):,} entries or one nested too deeply")
         for one in value.values() if isinstance(value, dict) else value:
             _check_entries(one, depth + 1)

@@ -29,6 +29,8 @@ PACKED_MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 _SPOOLED: list[tuple[Any, Any]] = []
 
 
+#: reasons for leaving out what is no text of the user's: hidden files, folders of runs, descriptions of data sets
+HIDDEN, FOLDER_OF_RUN, DESCRIPTION = "hidden", "the folder of a run", "describes a data set, holds no text"
 #: the beginning of the reason for leaving out an unreadable file
 UNREADABLE = "it cannot be read"
 #: how many unreadable files one error names
@@ -278,12 +280,12 @@ def _walk(folder: Path, base: str, skipped: list[Skipped]) -> Iterator[Path]:
         skipped.append(Skipped(_relative(Path(error.filename), base), f"it cannot be opened: {error.strerror}"))
 
     for here, folders, names in os.walk(folder, onerror=closed):
-        left_out = {name: "hidden" for name in (*folders, *names) if name.startswith(".")}
+        left_out = {name: HIDDEN for name in (*folders, *names) if name.startswith(".")}
         for name in set(folders) - left_out.keys():
             if os.path.islink(os.path.join(here, name)):
                 left_out[name] = "a link to a folder, which is not followed"
             elif _is_run(Path(here, name)):
-                left_out[name] = "the folder of a run"
+                left_out[name] = FOLDER_OF_RUN
         skipped += [Skipped(_relative(Path(here, name), base), left_out[name]) for name in sorted(left_out)]
         folders[:] = sorted(set(folders) - left_out.keys())
         yield from (Path(here, name) for name in sorted(names) if not name.startswith("."))
@@ -292,7 +294,7 @@ def _walk(folder: Path, base: str, skipped: list[Skipped]) -> Iterator[Path]:
 def _why_no_table(path: Path) -> str:
     """Why a file in the folder of a Hugging Face data set is not one of its tables; empty if it is."""
     if path.name in DESCRIPTIONS:
-        return "describes a data set, holds no text"
+        return DESCRIPTION
     state = path.with_name("state.json")
     if path.suffix != ".arrow" or not state.is_file():
         return ""
