@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from pellucid.plan.sized_recipe import size_to, text_properties
+from pellucid.plan.sized_recipe import sized, sizing_here, sizing_lines, text_properties
 from pellucid.plan.sizing import choose_size
 from pellucid.runs.length import with_length
 from pellucid.runs.run_dir import cache_folder
@@ -13,9 +13,10 @@ from pellucid.text.read.conversations import holds_conversations
 from pellucid.text.read.documents import DocumentError, read_corpus
 from pellucid.text.read.find import UNREADABLE, ReadOptions
 from pellucid.text.read.report import TextReport, TokenEstimate, passages_of, scripts_of, text_files_of
+from pellucid.text.read.report_warnings import warnings_about
 from pellucid.text.split import Split, split_corpus
 from pellucid.text.tokenizers.tokenizer import learn_tokenizer
-from pellucid.training.recipe import Recipe, make_recipe
+from pellucid.training.recipe import make_recipe
 
 #: characters of the text that the tokenizer of an estimate learns from, and of those that it encodes
 LEARNED_CHARACTERS, ENCODED_CHARACTERS = 2_000_000, 500_000
@@ -53,36 +54,37 @@ def read(
     if not reading.skip_bad:
         stops = [f"{path}: {reason.removeprefix(UNREADABLE).lstrip(': ')}" for path, reason in corpus.unreadable]
         corpus = replace(corpus, skipped=tuple(file for file in corpus.skipped if file not in corpus.unreadable))
-    passages, seconds = passages_of(corpus), time.monotonic() - began
-    tokens, size = None, []
+    files, passages, seconds = text_files_of(corpus), passages_of(corpus), time.monotonic() - began
+    tokens, size = None, list[str]()
     try:
         split = split_corpus(corpus)
     except DocumentError as error:
         stops.append(str(error))
     else:
-        tokens = _token_estimate(split, recipe, progress)
-        if minutes is not None:
-            size = size_to(recipe, split, options={})[1]
+        if progress:
+            progress("estimating the tokens", 0, 0)
+        if minutes is None:  # of the machine whose times the constants are
+            sizing = choose_size(recipe, text_properties(split), (1.0, 1.0))
+        else:
+            sizing = sizing_here(recipe, split)
+            size = sizing_lines(sizing, sized(recipe, sizing, set()))
+        tokens = _token_estimate(split, sizing.chosen.vocabulary)
     return TextReport(
-        files=text_files_of(corpus),
+        files=files,
         passages=passages,
         skipped=corpus.skipped,
         stops=tuple(stops),
         scripts=scripts_of(corpus),
-        notes=tuple(corpus.notes),
+        warnings=warnings_about(corpus, files),
+        notes=tuple(note for note in corpus.notes if note not in corpus.notes_on_bytes),
         tokens=tokens,
         size=tuple(size),
         seconds=seconds,
     )
 
 
-def _token_estimate(split: Split, recipe: Recipe, progress: Progress | None) -> TokenEstimate:
-    """The tokens of a text, counted on a sample by a tokenizer of another sample, with as many ids as a run of the
-    recipe's minutes would choose on the machine of `pellucid.plan.sizing`.
-    """
-    if progress:
-        progress("estimating the tokens", 0, 0)
-    n_vocab = choose_size(recipe, text_properties(split), (1.0, 1.0)).chosen.vocabulary
+def _token_estimate(split: Split, n_vocab: int) -> TokenEstimate:
+    """The tokens of a text, counted on a sample by a tokenizer that learned so many from another sample."""
     tokenizer = learn_tokenizer("bpe", [split.sample(LEARNED_CHARACTERS, 200)], n_vocab)
     sample = split.sample(ENCODED_CHARACTERS, 70)
     began = time.monotonic()

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 
 import pytest
 
@@ -139,8 +140,73 @@ def test_long_and_strange_names_fit_the_screen(tmp_path):
     assert "A text.\\u001b[31m / Another line." in shown
 
 
-def test_duplicates_are_left_out_where_asked(folder):
+FRENCH = (
+    "Tous les êtres humains naissent libres et égaux en dignité et en droits. Ils sont doués de raison et de "
+    "conscience et doivent agir les uns envers les autres dans un esprit de fraternité. Chacun peut se prévaloir de "
+    "tous les droits et de toutes les libertés proclamés dans la présente Déclaration, sans distinction aucune, "
+    "notamment de race, de couleur, de sexe, de langue, de religion, d'opinion politique ou de toute autre opinion. "
+)
+RUSSIAN = (
+    "Все люди рождаются свободными и равными в своем достоинстве и правах. Они наделены разумом и совестью и "
+    "должны поступать в отношении друг друга в духе братства. "
+)
+
+
+def test_a_file_that_is_most_of_the_text_is_warned_of(folder):
+    (warning,) = pellucid.read(folder).warnings
+    assert warning.startswith("logs/server.log is 97% of the text")
+    assert "--exclude 'logs/server.log'" in warning
+    assert not pellucid.read(folder, reading=ReadOptions(exclude="logs/server.log")).warnings[1:]
+    assert not pellucid.read(folder / "logs").warnings
+
+
+@pytest.mark.parametrize("module", ["chardet", ""])
+def test_the_encoding_that_fits_is_named_and_reads_every_byte(module, folder, monkeypatch):
+    if module:  # without the better library
+        monkeypatch.setitem(sys.modules, module, None)
+    (folder / "french.txt").write_bytes((FRENCH * 4).encode("latin-1"))
+    (folder / "table.csv").write_bytes(f"id,text\n1,{FRENCH[:70]}\n".encode("latin-1"))
+    report = pellucid.read(folder)
+    n = sum(character > "\x7f" for character in FRENCH * 4 + FRENCH[:70])
+    assert report.warnings[1] == (
+        f"french.txt and 1 more file have {n} sequences of bytes that are not UTF-8 and became U+FFFD; they fit "
+        "cp1252, which reads “Tous les êtres humains naissent libres e”: if that is right, add --encoding cp1252"
+    )
+    assert not [note for note in report.notes if "UTF-8" in note]
+    reread = pellucid.read(folder, reading=ReadOptions(encoding="cp1252"))
+    assert len(reread.warnings) == 1
+    assert FRENCH[:60] in [passage.text[:60] for passage in reread.passages]
+
+
+def test_several_encodings_and_files_that_are_damaged(folder):
+    (folder / "french.txt").write_bytes((FRENCH * 4).encode("latin-1"))
+    english = "The same in English, which says that everyone is free. " * 40
+    (folder / "russian.txt").write_bytes((english + RUSSIAN * 4).encode("cp1251"))
+    (folder / "damaged.txt").write_bytes(FRENCH.encode() + b"caf\xe9")
+    warnings = " ".join(pellucid.read(folder).warnings)
+    assert "french.txt has" in warnings
+    assert "they fit cp1251, which reads “" in warnings
+    assert "everyone is free. Все люди" in warnings
+    assert "--encoding names one encoding for all such files, and these have 2" in warnings
+    assert "iconv -f cp1251 -t utf-8 FILE" in warnings
+    n = len(FRENCH.encode()) + 3
+    damaged = "damaged.txt has 1 sequence of bytes that are not UTF-8 and became U+FFFD; no usual encoding fits"
+    assert f"{damaged}: the file is damaged, the first time at byte {n}" in warnings
+
+
+def test_a_file_that_is_left_out_for_its_encoding_is_left_out_with_its_name(folder):
+    (folder / "russian.txt").write_bytes((RUSSIAN * 4).encode("cp1251"))
+    (folder / "noise.txt").write_bytes(bytes(random.Random(3).choices(range(128, 256), k=3000)))
+    reasons = {file.path: file.reason for file in pellucid.read(folder).skipped}
+    assert "it is probably cp1251; name it with --encoding cp1251" in reasons["russian.txt"]
+    assert "it is binary or in another encoding; name it with --encoding NAME" in reasons["noise.txt"]
+
+
+def test_texts_that_repeat_are_warned_of_and_left_out_where_asked(folder):
     (folder / "again.txt").write_text((folder / "notes" / "plan.md").read_text())
+    repeated = next(warning for warning in pellucid.read(folder).warnings if "--drop-duplicates" in warning)
+    assert repeated.startswith("1 of 44 documents has the text of an earlier one")
+    assert "(notes/plan.md is again.txt again)" in repeated
     dropped = pellucid.read(folder, reading=ReadOptions(drop_duplicates=True))
     assert "notes/plan.md" not in [file.path for file in dropped.files]
     assert "again.txt" in [file.path for file in dropped.files]

@@ -59,13 +59,18 @@ def size_to(
     Fields in `options` stay as they are. Timing this machine takes a few seconds; `poll` is called meanwhile and may
     raise.
     """
-    device = resolve_device(recipe.train.device)
-    room = 0.5 * free_bytes(device)
-    scale = scale_of(recipe, device, poll)
-    sizing = choose_size(recipe, text_properties(split), scale, room, seconds_to_step(recipe, device))
+    sizing = sizing_here(recipe, split, poll)
     known = {full_name(name) for name in options if name not in LENGTHS}
     final = sized(recipe, sizing, known)
     return final, [*sizing_lines(sizing, final), *explained(sizing)]
+
+
+def sizing_here(recipe: Recipe, split: Split, poll: Callable[[], object] = lambda: None) -> Sizing:
+    """The sizes of the recipe's minutes for the training text on this machine, which is timed for a few seconds."""
+    device = resolve_device(recipe.train.device)
+    room = 0.5 * free_bytes(device)
+    scale = scale_of(recipe, device, poll)
+    return choose_size(recipe, text_properties(split), scale, room, seconds_to_step(recipe, device))
 
 
 def text_properties(split: Split) -> Text:

@@ -86,15 +86,8 @@ class Corpus:
         notes = []
         if bad := len(self.unreadable):
             notes.append(f"{counted(bad, 'file')} that cannot be read {'was' if bad == 1 else 'were'} left out")
-        if self.replaced:
-            files = [source for source in self.sources if source.replaced]
-            are, first = ("is", "") if self.replaced == 1 else ("are", "the first ")
-            notes.append(
-                f"{counted(self.replaced, 'sequence')} of bytes {are} not UTF-8 and became U+FFFD, in {len(files):,} "
-                f"of the files, {first}in {files[0].path} at {files[0].first_replaced}; if the files have "
-                "another encoding, name it: --encoding latin-1"
-            )
         notes += [
+            *self.notes_on_bytes,
             *self._notes_on_marks(),
             *self._notes_on_halves(),
             *self._notes_on_fields(),
@@ -106,6 +99,19 @@ class Corpus:
                 "these files is one; if a file's name does not show its format, name it: --format jsonl"
             )
         return notes
+
+    @property
+    def notes_on_bytes(self) -> list[str]:
+        """A sentence about bytes that are not UTF-8; none where all are."""
+        if not self.replaced:
+            return []
+        files = [source for source in self.sources if source.replaced]
+        are, first = ("is", "") if self.replaced == 1 else ("are", "the first ")
+        return [
+            f"{counted(self.replaced, 'sequence')} of bytes {are} not UTF-8 and became U+FFFD, in {len(files):,} "
+            f"of the files, {first}in {files[0].path} at {files[0].first_replaced}; if the files have "
+            "another encoding, name it: --encoding latin-1"
+        ]
 
     def _notes_on_marks(self) -> list[str]:
         """A sentence about marks between documents that are read as text, or that no file has; none otherwise."""

@@ -148,7 +148,8 @@ def _absolute_path(file: FileToScan) -> str:
 def _code() -> str:
     """What decides how files are read: this package's code for it, and the libraries that read formats."""
     folder = Path(__file__).parent
-    return hash_of_code((*folder.glob("*.py"), *folder.parent.glob("*.py")), ("lxml", "pyarrow", "zstandard"))
+    libraries = ("lxml", "pyarrow", "zstandard", "chardet", "charset-normalizer")
+    return hash_of_code((*folder.glob("*.py"), *folder.parent.glob("*.py")), libraries)
 
 
 def hash_of_code(paths: Iterable[Path], libraries: Iterable[str]) -> str:

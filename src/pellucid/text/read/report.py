@@ -69,6 +69,7 @@ class TextReport:
     skipped    the files that are left out, with the reasons
     stops      what would stop training: files that cannot be read, and a text that is too short
     scripts    the share of the characters that are in documents of each script, the largest first
+    warnings   sentences about what should probably be changed before training
     notes      sentences about how the text is read that its owner should know
     tokens     an estimate of the tokens; None where the text is too short for one
     size       with `minutes`: lines about the size that a run of these minutes would have here
@@ -80,6 +81,7 @@ class TextReport:
     skipped: tuple[Skipped, ...]
     stops: tuple[str, ...]
     scripts: dict[str, float]
+    warnings: tuple[str, ...]
     notes: tuple[str, ...]
     tokens: TokenEstimate | None
     size: tuple[str, ...]
@@ -124,6 +126,7 @@ class TextReport:
             self._lines_on_skipped(width),
             [line for total in self._totals() for line in _wrapped(total, width)],
             [line for note in self.notes for line in _wrapped(f"note: {note}", width)],
+            [line for warning in self.warnings for line in _wrapped(f"warning: {warning}", width)],
             [line for reason in self.stops for line in _wrapped(f"training would stop: {reason}", width)],
         ]
         return [line for part in parts if part for line in ("", *part)][1:]

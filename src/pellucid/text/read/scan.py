@@ -26,6 +26,7 @@ from pellucid.text.read.chunks import (
 from pellucid.text.read.decompress import HashingFile, Origin, as_utf8, unpacked
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.read.formats import READERS, SEEKING, UNREAD, unit_of
+from pellucid.text.read.guess_encoding import fitting_encoding
 from pellucid.text.read.tables import ChosenField, FileDocuments, first_column_names
 from pellucid.text.scripts import sampled_script_of
 from pellucid.text.tokenizers.base import SEPARATOR
@@ -239,9 +240,11 @@ def why_unreadable(origin: Origin, reading: ReadOptions) -> str:
         return "it is binary, expected text"
     bad = sum("\udc80" <= character <= "\udcff" for character in head.decode("utf-8", "surrogateescape"))
     if bad > MOST_UNDECODABLE * len(head) and not reading.encoding and origin.format != "html":
+        encoding = fitting_encoding(head)
+        what = f"it is probably {encoding}" if encoding else "it is binary or in another encoding"
         return (
-            f"{bad} of its first {len(head)} bytes are not UTF-8: it is binary or in another encoding; name "
-            "it with --encoding NAME, or convert the file to UTF-8"
+            f"{bad} of its first {len(head)} bytes are not UTF-8: {what}; name it with "
+            f"--encoding {encoding or 'NAME'}, or convert the file to UTF-8"
         )
     return ""
 
