@@ -474,7 +474,7 @@ def test_a_tag_without_end_is_refused_where_it_is_too_long(opened, tmp_path, mon
     assert texts_of(put(tmp_path, "c.html", "one<script>" + "a" * 2000 + "<p>two")) == ["one\n"]
 
 
-@given(st.binary(max_size=60), st.sampled_from(["jsonl", "csv", "tsv", "html", "plain", "parquet", "arrow"]))
+@given(st.binary(max_size=60), st.sampled_from(sorted(formats.READERS)))
 @settings(max_examples=150, deadline=None)
 def test_any_bytes_are_read_or_refused_in_words(tmp_path_factory, content, kind):
     path = put(tmp_path_factory.mktemp("any"), "a.dat", content)

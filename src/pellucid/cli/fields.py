@@ -128,8 +128,9 @@ def print_fields(kind: RecipeKind) -> int:
         for field in part.fields:
             head = f"  {field.name} = {field.default}".rstrip(" =")
             values = f"({field.values})"
-            gap = "   " if len(head) + len(values) + 3 <= width else "\n      "
-            print(f"\n{head}{gap}{values}\n{fitted(field.meaning, width, '      ')}")
+            fits = len(head) + len(values) + 3 <= width
+            values = f"   {values}" if fits else f"\n{fitted(values, width, '      ')}"
+            print(f"\n{head}{values}\n{fitted(field.meaning, width, '      ')}")
     return 0
 
 

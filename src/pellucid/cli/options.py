@@ -212,10 +212,10 @@ class FilesOptions:
     field: Annotated[str | None, option("NAME", default="text, or the only one")] = None
     """Read the text from this field of JSON lines, or from this column of a table."""
     format: Annotated[
-        Literal["auto", "plain", "html", "jsonl", "csv", "tsv", "parquet", "arrow"] | None,
+        Literal["auto", "plain", "html", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "epub", "docx"] | None,
         option("FORMAT", default="by the file's name"),
     ] = None
-    """Read plain, html, jsonl, csv, tsv, parquet or arrow, whatever the file's name."""
+    """Read plain, html, jsonl, json, csv, tsv, parquet, arrow, epub or docx, whatever the file's name."""
     encoding: Annotated[str | None, option("NAME", default="bytes that are not UTF-8 become U+FFFD")] = None
     """Read files that are not UTF-8 in this encoding, such as latin-1."""
     split_at: Annotated[str | None, option("TEXT", default="files and rows are whole documents")] = None

@@ -8,7 +8,8 @@ from pellucid.text.read.find import STANDARD_INPUT
 from pellucid.text.read.formats import ROWS, unit_of
 
 #: how formats are named in messages
-FORMATS = {"html": "HTML", "jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet", "arrow": "Arrow"}
+FORMATS = {name: name.upper() for name in ("html", "json", "csv", "tsv", "epub", "docx")}
+FORMATS |= {"jsonl": "JSON lines", "parquet": "Parquet", "arrow": "Arrow"}
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class TextOptions(Options):
     """yes: tokens attend only to tokens of the same document"""
     field: str = ""
     """the field of JSON lines, or the column of a table, that holds the text; empty: text, or the only one that does"""
-    format: Literal["auto", "plain", "html", "jsonl", "csv", "tsv", "parquet", "arrow"] = "auto"
+    format: Literal["auto", "plain", "html", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "epub", "docx"] = "auto"
     """how every file is read; auto: by its name"""
     encoding: str = ""
     """the encoding of files that are not UTF-8, such as latin-1; empty: bytes that are not UTF-8 become U+FFFD"""

@@ -3,8 +3,10 @@
 plain            the file as it is
 html             the text that a reader of the page sees
 jsonl            one JSON object, or string, on each line
+json             an array of objects or strings
 csv, tsv         a table whose first line names its columns
 parquet, arrow   tables of Apache Arrow (tables.py)
+epub, docx       books, and documents of word processors (archives.py)
 """
 
 import codecs
@@ -17,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, BinaryIO
 
+from pellucid.text.read.archives import read_docx, read_epub
 from pellucid.text.read.chunks import CHUNK_BYTES, DocumentError, TextChunk, decode_chunk, decode_chunks, piece_of_text
 from pellucid.text.read.decompress import Origin, as_utf8
 from pellucid.text.read.html import read_html
@@ -55,6 +58,8 @@ LARGER_ENCODING = {
 LARGER_ENCODING |= {"shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "tis-620": "cp874"}
 #: a cell in quotation marks, with doubled marks inside
 QUOTED = re.compile(r'"(?:[^"]|"")*"\Z')
+#: the white space of JSON, and how near the end of what was read a value that is cut off gives an error
+_JSON_SPACE, _CUT_OFF = " \t\n\r", 16
 _CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?\s*([\w-]+)", re.IGNORECASE)
 
 
@@ -97,17 +102,75 @@ def read_json_lines(file: BinaryIO, origin: Origin) -> FileDocuments:
         if field:
             yield _document_of_line(line, number, origin, field)
             continue
-        chunk = decode_chunk(line)
+        chunk, row_name = decode_chunk(line), f"{origin.name}, line {number}"
         row = _parsed(chunk.text, number, origin)
         if isinstance(row, dict):
-            # a null may be a missing text in this row
-            texts = [k for k, v in row.items() if v is None or isinstance(v, str)]
-            row_name = f"{origin.name}, line {number}"
-            refuse_conversations([k for k, v in row.items() if is_turns(v)], texts, row_name)
-            field = choose_field(texts, list(row), row_name)
-            others = tuple(name for name in texts if name != field)
-        yield iter([_and_replaced(_text_of_row(row, number, origin, field), chunk.replaced)])
+            field, others, _ = _field_of_row(row, row_name)
+        yield iter([_and_replaced(_text_of_row(row, row_name, origin, field), chunk.replaced)])
     return ChosenField(field, others)
+
+
+def _field_of_row(row: dict, row_name: str) -> ChosenField:
+    """The field of text of the first row. A null may be a missing text in this row."""
+    texts = [k for k, v in row.items() if v is None or isinstance(v, str)]
+    refuse_conversations([k for k, v in row.items() if is_turns(v)], texts, row_name)
+    field = choose_field(texts, list(row), row_name)
+    return ChosenField(field, tuple(name for name in texts if name != field))
+
+
+def read_json_array(file: BinaryIO, origin: Origin) -> FileDocuments:
+    """A JSON array of objects, each with its text in one field, or of strings. One of them is in memory at a time."""
+    chosen = ChosenField(origin.field)
+    for number, (row, replaced) in enumerate(_items_of_array(file, origin), 1):
+        row_name = f"{origin.name}, item {number}"
+        if not isinstance(row, dict | str):
+            raise DocumentError(f"{row_name}: {_json_type(row)}, expected an object with a field of text, or a string")
+        if isinstance(row, dict) and not chosen.name:
+            chosen = _field_of_row(row, row_name)
+        yield iter([_and_replaced(_text_of_row(row, row_name, origin, chosen.name), replaced)])
+    return chosen
+
+
+def _items_of_array(file: BinaryIO, origin: Origin) -> Iterator[tuple[Any, int]]:
+    """The items of an array, each with the number of its byte sequences that are not UTF-8."""
+    content, decoder = as_utf8(file, origin), codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    parse, text, at, number, is_last = json.JSONDecoder().raw_decode, "", 0, 0, False
+    while True:
+        try:
+            at = _behind_space(text, at)
+            if number and text[at : at + 1] == "]":
+                break
+            if text[at : at + 1] != (expected := "," if number else "["):
+                raise json.JSONDecodeError(f"expected {expected}", text, at)
+            start = _behind_space(text, at + 1)
+            if not number and text[start : start + 1] == "]":
+                at = start
+                break
+            item, end = parse(text, start)
+        except (ValueError, RecursionError) as error:
+            # what is cut off gives an error at the end of what was read, or is a string that does not end
+            position = getattr(error, "pos", 0)
+            is_cut_off = position >= len(text) - _CUT_OFF or getattr(error, "msg", "").startswith("Unterminated")
+            if not is_last and is_cut_off and len(text) - at <= LONGEST_LINE:
+                text = text[at:]
+                chunk = content.read(max(CHUNK_BYTES, len(text)))
+                is_last, at = not chunk, 0
+                text += decoder.decode(chunk, final=is_last)
+                continue
+            what = f"{origin.name}, item {number + 1}"
+            raise _broken_json(error, what, "an array of objects or strings; mend the file", before=at) from None
+        chunk = decode_chunk(text[start:end].encode("utf-8", "surrogateescape"))
+        yield (json.loads(chunk.text) if chunk.replaced else item), chunk.replaced
+        at, number = end, number + 1
+    if text[at + 1 :].strip() or any(chunk.strip() for chunk in _chunks(content)):
+        raise DocumentError(f"{origin.name}: there is more behind the array, expected one array; mend the file")
+
+
+def _behind_space(text: str, at: int) -> int:
+    """The position of the next character that is not white space of JSON."""
+    while text[at : at + 1] in _JSON_SPACE and at < len(text):
+        at += 1
+    return at
 
 
 def is_turns(value: Any) -> bool:
@@ -118,7 +181,8 @@ def is_turns(value: Any) -> bool:
 def _document_of_line(line: bytes, number: int, origin: Origin, field: str) -> Iterator[TextChunk]:
     """The document of a line, parsed when it is used."""
     chunk = decode_chunk(line)
-    yield _and_replaced(_text_of_row(_parsed(chunk.text, number, origin), number, origin, field), chunk.replaced)
+    row_name = f"{origin.name}, line {number}"
+    yield _and_replaced(_text_of_row(_parsed(chunk.text, number, origin), row_name, origin, field), chunk.replaced)
 
 
 def _parsed(line: str, number: int, origin: Origin) -> dict | str:
@@ -126,13 +190,7 @@ def _parsed(line: str, number: int, origin: Origin) -> dict | str:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        position = f", character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
-        nested = isinstance(error, RecursionError)
-        said = "nested too deeply" if nested else getattr(error, "msg", "a number is too long")
-        raise DocumentError(
-            f"{origin.name}, line {number}{position}: not valid JSON ({said}), expected one object a line; mend the "
-            "line"
-        ) from None
+        raise _broken_json(error, f"{origin.name}, line {number}", "one object a line; mend the line") from None
     if not isinstance(row, dict | str):
         raise DocumentError(
             f"{origin.name}, line {number}: {_json_type(row)}, expected an object with a field of text, or a string"
@@ -140,10 +198,16 @@ def _parsed(line: str, number: int, origin: Origin) -> dict | str:
     return row
 
 
-def _text_of_row(row: dict | str, number: int, origin: Origin, field: str) -> TextChunk:
+def _broken_json(error: Exception, row_name: str, expected: str, before: int = 0) -> DocumentError:
+    position = f", character {error.pos - before + 1}" if isinstance(error, json.JSONDecodeError) else ""
+    nested = isinstance(error, RecursionError)
+    said = "nested too deeply" if nested else getattr(error, "msg", "a number is too long")
+    return DocumentError(f"{row_name}{position}: not valid JSON ({said}), expected {expected}")
+
+
+def _text_of_row(row: dict | str, row_name: str, origin: Origin, field: str) -> TextChunk:
     """The text of a row."""
     if isinstance(row, dict):
-        row_name = f"{origin.name}, line {number}"
         if not origin.field and field != FIELD and isinstance(row.get(FIELD), str):
             raise DocumentError(
                 f"{row_name}: the field {FIELD!r} occurs here first, after {field!r} was read in the rows before: "
@@ -277,25 +341,41 @@ READERS: dict[str, Reader] = {
     "plain": read_plain_text,
     "html": read_page,
     "jsonl": read_json_lines,
+    "json": read_json_array,
     "csv": read_csv,
     "tsv": read_tsv,
     "parquet": read_parquet,
     "arrow": read_arrow,
+    "epub": read_epub,
+    "docx": read_docx,
 }
-#: formats whose readers seek in the file
-SEEKING = ("parquet", "arrow")
 #: formats with many documents in a file
-ROWS = ("jsonl", "csv", "tsv", *SEEKING)
+ROWS = ("jsonl", "json", "csv", "tsv", "parquet", "arrow")
+#: formats whose readers seek in the file
+SEEKING = ("parquet", "arrow", "epub", "docx")
 #: the format of each file ending; all other files are plain text
 ENDINGS = {
     ".htm": "html",
     ".html": "html",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".json": "json",
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
     ".arrow": "arrow",
+    ".epub": "epub",
+    ".docx": "docx",
 }
-#: endings of files whose text lies inside another format, which plain reading would take for the text
-UNREAD = (".json", ".zip", ".tar", ".tgz", ".bz2", ".xz", ".7z", ".pdf", ".docx", ".odt", ".epub", ".rtf", ".ipynb")
+#: endings of files whose text lies inside another format, which plain reading would take for the text, and what makes
+#: text of them
+UNREAD = {
+    ".pdf": "pdftotext FILE.pdf",
+    **dict.fromkeys((".doc", ".odt", ".rtf"), "LibreOffice, saved as .docx"),
+    ".ipynb": "jupyter nbconvert --to markdown FILE.ipynb",
+    ".zip": "unzip FILE.zip",
+    **dict.fromkeys((".tar", ".tgz"), "tar -xf FILE"),
+    **dict.fromkeys((".bz2", ".xz", ".7z"), "7z x FILE"),
+}
+#: the beginning of a JSON array of objects or strings
+ARRAY_OF_TEXT = re.compile(rb'\s*\[\s*(?:["{\]]|\Z)')

@@ -25,7 +25,7 @@ from pellucid.text.read.chunks import (
 )
 from pellucid.text.read.decompress import HashingFile, Origin, as_utf8, unpacked
 from pellucid.text.read.find import ReadOptions
-from pellucid.text.read.formats import READERS, SEEKING, UNREAD, unit_of
+from pellucid.text.read.formats import ARRAY_OF_TEXT, READERS, SEEKING, UNREAD, unit_of
 from pellucid.text.read.guess_encoding import fitting_encoding
 from pellucid.text.read.tables import ChosenField, FileDocuments, first_column_names
 from pellucid.text.scripts import sampled_script_of
@@ -228,7 +228,7 @@ def why_unreadable(origin: Origin, reading: ReadOptions) -> str:
         return "not a regular file"
     inner = Path(origin.path.stem) if origin.packed else origin.path
     if (suffix := inner.suffix.lower()) in UNREAD and reading.format == "auto":
-        return f"{suffix} files are not read: convert it to text or JSON lines, or name its format with --format"
+        return f"{suffix} files are not read: make text of it first, such as with {UNREAD[suffix]}"
     try:
         with origin.path.open("rb") as file:
             if origin.format in SEEKING or origin.encoding != "utf-8":
@@ -238,6 +238,8 @@ def why_unreadable(origin: Origin, reading: ReadOptions) -> str:
         return f"it cannot be opened: {error.strerror}"
     if b"\0" in head:
         return "it is binary, expected text"
+    if origin.format == "json" and not ARRAY_OF_TEXT.match(head):
+        return "it is no JSON array of objects or strings"
     bad = sum("\udc80" <= character <= "\udcff" for character in head.decode("utf-8", "surrogateescape"))
     if bad > MOST_UNDECODABLE * len(head) and not reading.encoding and origin.format != "html":
         encoding = fitting_encoding(head)

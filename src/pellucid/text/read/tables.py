@@ -70,7 +70,7 @@ def first_column_names(names: Iterable[str]) -> str:
 def read_parquet(file: BinaryIO, origin: Origin) -> FileDocuments:
     """Parquet: each row's text in one column is a document."""
     parquet = import_data_extra("pyarrow.parquet", origin.name)
-    with _errors(origin), _seekable(file, origin) as table:
+    with _errors(origin), seekable(file, origin) as table:
         opened = parquet.ParquetFile(table, buffer_size=CHUNK_BYTES, pre_buffer=False)
         column = _column(opened.schema_arrow, origin)
         for batch in opened.iter_batches(ROWS_TOGETHER, columns=[column.name], use_threads=False):
@@ -81,7 +81,7 @@ def read_parquet(file: BinaryIO, origin: Origin) -> FileDocuments:
 def read_arrow(file: BinaryIO, origin: Origin) -> FileDocuments:
     """Arrow's stream or file format, as `datasets` saves it: each row's text in one column is a document."""
     ipc = import_data_extra("pyarrow.ipc", origin.name)
-    with _errors(origin), _seekable(file, origin) as table:
+    with _errors(origin), seekable(file, origin) as table:
         is_file = table.read(6) == b"ARROW1"
         table.seek(0)
         opened = ipc.open_file(table) if is_file else ipc.open_stream(table)
@@ -139,7 +139,7 @@ def _errors(origin: Origin) -> Iterator[None]:
 
 
 @contextmanager
-def _seekable(file: BinaryIO, origin: Origin) -> Iterator[BinaryIO]:
+def seekable(file: BinaryIO, origin: Origin) -> Iterator[BinaryIO]:
     """The file itself, or the content of a compressed file in a temporary file: Arrow's readers seek."""
     if not origin.packed:
         yield file
