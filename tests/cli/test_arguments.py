@@ -26,7 +26,7 @@ from pellucid.text.tokenizers.tokenizer import TokenizerError
 #: what is wrong, and words of the one line that says so; `run` is a folder, `text` a file, `new` is not there
 WRONG = {
     "generate run --top-k -3": "--top-k -3: expected a whole number of tokens to keep, or 0 to keep all",
-    "train text --field a --out new --field b": "--field is given 2 times: give it once",
+    "train text --format csv --out new --format tsv": "--format is given 2 times: give it once",
     "generate run --top-p 2": "--top-p 2.0: expected a share from 0 to 1",
     "generate run --min-p nan": "--min-p nan: expected a share",
     "generate run --temperature -1": "--temperature -1.0: expected a number from 0 on",
@@ -113,7 +113,7 @@ WRONG = {
     "train text --lora 2 --set rank=4 --from run": "adapt.rank is given twice",
     "train text --device cpu --set device=cpu": "train.device is given twice",
     "train text --set steps=3 --set train.steps=4": "the length is given twice",
-    "train text --field a --field b": "--field is given 2 times: give it once",
+    "train text --field a --field b": "--field a --field b: one field is that of all files; name those of each",
     "train text --trust all": "--trust needs one of --from, --resume, --recipe and --tokenizer PATH, and none is given",
     "train text --oversubscribe": "--oversubscribe needs --processes of 2 or more: leave out --oversubscribe",
     "train text --oversubscribe --processes 1": "--oversubscribe needs --processes of 2 or more",

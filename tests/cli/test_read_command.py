@@ -210,3 +210,12 @@ def test_texts_that_repeat_are_warned_of_and_left_out_where_asked(folder):
     dropped = pellucid.read(folder, reading=ReadOptions(drop_duplicates=True))
     assert "notes/plan.md" not in [file.path for file in dropped.files]
     assert "again.txt" in [file.path for file in dropped.files]
+
+
+def test_fields_of_several_kinds_of_files(folder, capsys):
+    (folder / "chat.csv").write_text("id,message\n1,hello there\n")
+    words = ["--include", "*.csv", "--field", "chat.csv=message"]
+    assert cli.main(["read", str(folder), "--field", "text", *words]) == 0
+    assert "hello there" in capsys.readouterr().out
+    assert cli.main(["read", str(folder), "--field", "text", "--field", "body", *words]) == 2
+    assert "--field text --field body: one field is that of all files; name those of each" in capsys.readouterr().err

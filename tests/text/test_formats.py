@@ -884,6 +884,24 @@ def test_an_origin_is_what_the_name_says():
     assert found == Origin(finding.Path("x/A.CSV.GZ"), "A.CSV.GZ", "csv", ".gz", field="body")
 
 
+def test_files_of_several_kinds_have_fields_of_their_own(tmp_path):
+    put(tmp_path, "chat.csv", "id,message\n1,hello\n")
+    put(tmp_path, "tables/a.csv", 'id,"last, first"\n1,world\n')
+    put(tmp_path, "rest.jsonl", '{"id": "1", "body": "again"}\n')
+    fields = "body,chat.csv=message,tables/*=last, first"
+    assert texts_of(tmp_path, field=fields) == ["hello", "again", "world"]
+    assert texts_of(tmp_path / "chat.csv", field=fields) == ["hello"]
+    corpus = read_corpus(tmp_path, reading=ReadOptions(field=f"{fields},none.csv=x"))
+    assert [note for note in corpus.notes if "none.csv" in note] == [
+        "--field 'none.csv=x' has no effect: no file that is read matches none.csv"
+    ]
+    put(tmp_path, "equals.csv", "id,a=b\n1,sum\n")
+    assert texts_of(tmp_path / "equals.csv", field="*=a=b") == ["sum"]
+    for wrong in ("=message", "chat.csv="):
+        with pytest.raises(DocumentError, match=r"expected a field, or PATTERN=FIELD for the files of a pattern"):
+            ReadOptions(field=wrong)
+
+
 # Several files that cannot be read --------------------------------------------------------------
 
 

@@ -209,8 +209,8 @@ class DrawnTokenOptions:
 class FilesOptions:
     """The files to read, and how to read them."""
 
-    field: Annotated[str | None, option("NAME", default="text, or the only one")] = None
-    """Read the text from this field of JSON lines, or from this column of a table."""
+    field: Annotated[UseAppendAction[tuple[str, ...]], option("NAME", repeatable=True)] = ()
+    """Read text from this field of JSON or column of a table, of the files of a pattern if it is PATTERN=NAME."""
     format: Annotated[
         Literal["auto", "plain", "html", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "epub", "docx"] | None,
         option("FORMAT", default="by the file's name"),
@@ -227,12 +227,23 @@ class FilesOptions:
     skip_bad: Annotated[bool, option()] = False
     """Leave out files that cannot be read, and list them, instead of stopping."""
 
+    def joined_fields(self) -> str:
+        """The fields as one text, the one without a pattern first. Raises OptionError for two without one."""
+        alone = [name for name in self.field if "=" not in name]
+        if len(alone) > 1:
+            named = " ".join(f"--field {name}" for name in alone)
+            raise OptionError(
+                f"{named}: one field is that of all files; name those of each, such as --field 'chat.csv={alone[0]}' "
+                f"--field 'table.csv={alone[1]}'"
+            )
+        return ",".join([*alone, *(name for name in self.field if "=" in name)])
+
     def reading(self) -> "ReadOptions":
         """These options as `ReadOptions`."""
         from pellucid.text.read.find import ReadOptions
 
         return ReadOptions(
-            field=self.field or "",
+            field=self.joined_fields(),
             format=self.format or "auto",
             encoding=self.encoding or "",
             split_at=self.split_at or "",

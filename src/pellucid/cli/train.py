@@ -215,7 +215,7 @@ def fields_of(input: TrainingTextOptions, model: ModelOptions, training: Trainin
         "text.tokenizer": input.tokenizer,
         "text.vocabulary": input.vocabulary,
         "text.inside_documents": "yes" if input.inside_documents else None,
-        "text.field": input.field,
+        "text.field": input.joined_fields() or None,
         "text.format": input.format,
         "text.encoding": input.encoding,
         "text.split_at": input.split_at,

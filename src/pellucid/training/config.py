@@ -33,7 +33,9 @@ class TextOptions(Options):
     inside_documents: Literal["no", "yes"] = "no"
     """yes: tokens attend only to tokens of the same document"""
     field: str = ""
-    """the field of JSON lines, or the column of a table, that holds the text; empty: text, or the only one that does"""
+    """the field of JSON, or column of a table, that holds the text; empty: text, or the only one that does; for files
+    of several kinds PATTERN=FIELD, separated by commas
+    """
     format: Literal["auto", "plain", "html", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "epub", "docx"] = "auto"
     """how every file is read; auto: by its name"""
     encoding: str = ""
@@ -72,7 +74,7 @@ class TextOptions(Options):
         least, which = LEAST_VOCABULARY.get(self.tokenizer, (1, "a number of ids"))
         expected = f"at least {least} where text.tokenizer = {self.tokenizer}: {which}"
         refuse_unless(is_open or self.vocabulary >= least, "vocabulary", expected)
-        ReadOptions(format=self.format, encoding=self.encoding)
+        ReadOptions(format=self.format, encoding=self.encoding, field=self.field)
         refuse_unless(0 < self.sample <= 1, "sample", "a share above 0, and 1 for all of the text")
         sampled = self.tokenizer in LEARNED or self.sample == 1
         refuse_unless(sampled, "sample", f"1 where text.tokenizer = {self.tokenizer}, which does not learn from text")

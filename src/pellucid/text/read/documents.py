@@ -98,6 +98,9 @@ class Corpus:
                 f"--field {self.reading.field} has no effect: only JSON lines and tables have fields, and none of "
                 "these files is one; if a file's name does not show its format, name it: --format jsonl"
             )
+        for pattern, name in self.reading.field_patterns.items():
+            if not any(origin.field == name for origin in self.documents.origins):
+                notes.append(f"--field '{pattern}={name}' has no effect: no file that is read matches {pattern}")
         return notes
 
     @property
@@ -271,10 +274,10 @@ def _read_corpus(
     bad: list[Unreadable] = []
     files = find_files(named, skipped, reading, bad)
     leave_out(files, without, skipped)
-    to_scan = [
-        FileToScan(relative, origin_of(path, "standard input" if relative == STANDARD_INPUT else str(path), reading))
-        for relative, (path, _) in sorted(files.items())
-    ]
+    to_scan = []
+    for relative, (path, _) in sorted(files.items()):
+        name = "standard input" if relative == STANDARD_INPUT else str(path)
+        to_scan.append(FileToScan(relative, origin_of(path, name, reading, relative)))
     known = KnownScans(kept, to_scan, reading) if kept else None
     earlier = [known and known.get(file) for file in to_scan]
     new = [file.origin.path for file, scanned in zip(to_scan, earlier, strict=True) if scanned is None]

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -70,7 +71,8 @@ def extends_ascii(encoding: str) -> bool:
 class ReadOptions:
     """Options for finding and reading files.
 
-    field             JSON field or table column that holds the text; "": `text`, or the only one that holds text
+    field             JSON field or table column that holds the text; "": `text`, or the only one that holds text. For
+                      files of several kinds PATTERN=FIELD, separated by commas, behind the field of all others
     format            a key of formats.READERS for every file; auto: by the ending of each name
     encoding          of files that are neither UTF-8 nor begin with a byte order mark, or, where it does not extend
                       ASCII (UTF-16, ISO-2022, ...), of all that do not; "": what is not UTF-8 becomes U+FFFD
@@ -106,6 +108,33 @@ class ReadOptions:
             raise DocumentError(
                 f"text.encoding = {self.encoding!r}: there is no such encoding; choose latin-1, cp1251, ..."
             )
+        _ = self.field_patterns
+
+    @cached_property
+    def field_patterns(self) -> dict[str, str]:
+        """The field of the files that match each pattern. Raises DocumentError for an empty pattern or field."""
+        fields: dict[str, str] = {}
+        pattern = ""
+        for part in self.field.split(","):
+            before, equals, after = part.partition("=")
+            pattern = before.strip() if equals else pattern
+            if pattern and equals:
+                fields[pattern] = after.strip()
+            elif pattern:  # a comma of the field's name
+                fields[pattern] += f",{part}"
+        if "=" in self.field and not (fields and all(fields.values())):
+            raise DocumentError(
+                f"text.field = {self.field!r}: expected a field, or PATTERN=FIELD for the files of a pattern, such as "
+                "chat.csv=message"
+            )
+        return fields
+
+    def field_of(self, relative: str) -> str:
+        """The field of a file: that of the first pattern that it matches, or the one without a pattern."""
+        for pattern, field in self.field_patterns.items():
+            if _matches(relative, pattern):
+                return field
+        return self.field.partition("=")[0].rpartition(",")[0] if self.field_patterns else self.field
 
     def to_dict(self) -> dict[str, Any]:
         """The options that change which documents are read, where they differ from the default."""
@@ -311,14 +340,16 @@ def _relative(path: Path, base: str) -> str:
     return Path(os.path.relpath(os.path.abspath(path), base)).as_posix() if base else path.as_posix()
 
 
-def origin_of(path: Path, name: str, reading: ReadOptions) -> Origin:
-    """How to read this file, judged by the ending of its name unless the format is set."""
+def origin_of(path: Path, name: str, reading: ReadOptions, relative: str = "") -> Origin:
+    """How to read this file, judged by the ending of its name unless the format is set. `relative` is the path by which
+    patterns know it.
+    """
     packed, inner = "", path.name
     if path.suffix.lower() in PACKED:
         packed, inner = path.suffix.lower(), path.stem
     known = reading.format if reading.format != "auto" else ENDINGS.get(Path(inner).suffix.lower(), "plain")
     encoding = "utf-8" if not reading.encoding or extends_ascii(reading.encoding) else reading.encoding
-    return Origin(path, name, known, packed, encoding, reading.field, reading.split_at)
+    return Origin(path, name, known, packed, encoding, reading.field_of(relative or path.name), reading.split_at)
 
 
 def spool() -> Path:
