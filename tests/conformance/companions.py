@@ -1,4 +1,7 @@
-"""A small architecture, and what each option needs beside it to be seen at all."""
+"""A small architecture, what each option needs beside it to be seen at all, and ids for the definition."""
+
+import numpy as np
+from hypothesis import strategies as st
 
 from pellucid.architecture import Architecture
 
@@ -28,3 +31,12 @@ COMPANIONS = {
     "logit_scale": {"logit_scale_value": 0.7},
     "readout": {"mlp.activation": "gelu"},
 }
+
+
+#: without a norm, powers of the stream grow beyond what a float's exponential holds
+NORMED = {"norm.kind": st.sampled_from(["layer", "rms"])}
+
+
+def draw_ids(rng: np.random.Generator, a: Architecture, batch: int = 2, n: int | None = None) -> np.ndarray:
+    """Random tokens [batch, n], as many positions as the context holds unless n is given."""
+    return rng.integers(0, a.n_vocab, (batch, a.n_ctx if n is None else n))

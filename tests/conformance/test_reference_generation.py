@@ -4,15 +4,17 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from drawn_architectures import architectures, draw_tokens
+from companions import draw_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawing import architectures
 from pellucid.architecture import Architecture
 from pellucid.reference import generation as G
 from pellucid.reference.functions import softmax
 from pellucid.reference.transformer import encode, forward
 from pellucid.reference.weights import random_weights
+from running import any_architectures
 
 
 def small(**changes):
@@ -33,10 +35,10 @@ def test_greedy_text_with_and_without_a_cache(rng):
 
 @pytest.mark.item("S1-1.1.2-h", "S4-ntp-d", "S4-adv-c")
 @settings(max_examples=60)
-@given(architectures(), st.integers(0, 2**32 - 1))
+@given(any_architectures(), st.integers(0, 2**32 - 1))
 def test_the_cache_in_any_chunks(a, seed):
     rng = np.random.default_rng(seed)
-    w, tokens = random_weights(a, rng), draw_tokens(rng, a, batch=1)[0]
+    w, tokens = random_weights(a, rng), draw_ids(rng, a, batch=1)[0]
     source = encode(a, w, tokens) if a.encoder else None
     if a.attention.mask == "bidirectional":
         with pytest.raises(ValueError, match="no cache"):
@@ -60,11 +62,11 @@ def test_the_cache_in_any_chunks(a, seed):
 
 @pytest.mark.item("S1-1.1.2-h", "S1-1.1.2-d")
 @settings(max_examples=40)
-@given(architectures(encoder=False, attention__mask="causal"), st.integers(1, 5))
+@given(architectures({"attention.mask": "causal"}), st.integers(1, 5))
 def test_the_size_of_the_cache_for_every_word(a, n):
     """Heads of any width, grouped keys and values, any number of layers: what the formula says is what is kept."""
     rng = np.random.default_rng(0)
-    _, cache = G.transformer_step(a, random_weights(a, rng), draw_tokens(rng, a, batch=1, n=n)[0], G.ReferenceCache())
+    _, cache = G.transformer_step(a, random_weights(a, rng), draw_ids(rng, a, batch=1, n=n)[0], G.ReferenceCache())
     assert sum(x.size for x in cache.kept.values()) * 4 == G.cache_size(a, n)
     assert G.cache_size(a, n, 2) * 2 == G.cache_size(a, n)
 

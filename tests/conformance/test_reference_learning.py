@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from drawn_architectures import architectures, draw_tokens
+from companions import NORMED, draw_ids
 from hypothesis import given, settings
 
 from pellucid.architecture import Architecture
@@ -18,6 +18,7 @@ from pellucid.reference.predictors import logistic_lm, ngram_counts, ngram_proba
 from pellucid.reference.tape import Var, gradient
 from pellucid.reference.transformer import encode, forward
 from pellucid.reference.weights import flatten, random_weights, unflatten, weight_shapes
+from running import any_architectures
 
 
 def tiny(**changes):
@@ -45,10 +46,10 @@ def test_the_derivative_of_every_coordinate(rng):
 
 @pytest.mark.item("S0-0-b")
 @settings(max_examples=40)
-@given(architectures())
+@given(any_architectures())
 def test_the_derivative_along_a_line_for_every_word(a):
     rng = np.random.default_rng(1)
-    w, tokens = random_weights(a, rng, 0.3), draw_tokens(rng, a)
+    w, tokens = random_weights(a, rng, 0.3), draw_ids(rng, a)
     source = tokens if a.encoder else None
     loss, g = L.loss_and_gradient(a, w, tokens, source=source)
     direction = {name: rng.normal(size=x.shape) for name, x in w.items()}
@@ -267,10 +268,10 @@ def test_one_pass_is_all_the_subtasks(rng, same):
 
 @pytest.mark.item("S4-ml-a", "S0-4.3-b", "S0-4.3-c")
 @settings(max_examples=40)
-@given(architectures())
+@given(any_architectures(NORMED))
 def test_predictions_are_distributions(a):
     rng = np.random.default_rng(0)
-    w, tokens = random_weights(a, rng), draw_tokens(rng, a)
+    w, tokens = random_weights(a, rng), draw_ids(rng, a)
     logits = forward(a, w, tokens, source=encode(a, w, tokens) if a.encoder else None)
     P = L.next_token_probabilities(logits)
     assert P.shape == logits.shape == (2, a.n_ctx, a.n_vocab)

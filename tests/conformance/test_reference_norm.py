@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from drawn_architectures import architectures, draw_tokens
+from companions import NORMED, draw_ids
 from hypothesis import assume, given, settings
 
+from drawing import architectures
 from pellucid.architecture import Architecture
 from pellucid.parameter_counts import count_parameters
 from pellucid.reference.blocks import block
@@ -73,10 +74,10 @@ def test_gain_and_bias_fold_into_the_next_linear_map(rng, same):
 
 @pytest.mark.item("S1-1.1.1.1-d")
 @settings(max_examples=40)
-@given(architectures(encoder=False, readout="linear", logit_cap=0.0, attention__bias="all", mlp__bias="all"))
+@given(architectures({"readout": "linear", "logit_cap": 0.0, "attention.bias": "all", "mlp.bias": "all"}))
 def test_the_norms_of_a_whole_transformer_fold_away(a):
     rng = np.random.default_rng(1)
-    w, tokens = random_weights(a, rng), draw_tokens(rng, a)
+    w, tokens = random_weights(a, rng), draw_ids(rng, a)
     if a.block == "post" or a.norm.kind == "none":
         with pytest.raises(ValueError, match="fold"):
             fold_norms(a, w)
@@ -209,10 +210,10 @@ def test_at_the_start_gradients_of_the_last_layer_are_smaller_before_the_norm():
 
 @pytest.mark.item("S1-fig1", "S1-1.1.2-k", "S4-drop-a")
 @settings(max_examples=25)
-@given(architectures(encoder=False))
+@given(architectures(NORMED))
 def test_dropout_has_one_site_and_three_for_each_layer(a):
     rng = np.random.default_rng(0)
-    w, tokens = random_weights(a, rng), draw_tokens(rng, a)
+    w, tokens = random_weights(a, rng), draw_ids(rng, a)
     if (a.embed_projection == "sum" or not a.n_layers) and "embed_norm" not in names(a):
         with pytest.raises(ValueError, match="the embedded stream is no tensor"):
             dropout_sites(a)

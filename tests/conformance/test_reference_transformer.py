@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from drawn_architectures import architectures, draw_tokens
+from companions import draw_ids
 from hypothesis import given, settings
 
+from drawing import architectures
 from pellucid.architecture import Architecture
 from pellucid.parameter_counts import count_parameters
 from pellucid.reference import attention as A
@@ -19,6 +20,7 @@ from pellucid.reference.tape import gradient
 from pellucid.reference.transformer import encode, forward, soft_forward, trace_by_definition
 from pellucid.reference.weights import flatten, random_weights, unflatten, weight_shapes
 from pellucid.tensor_names import axes, names
+from running import any_architectures
 
 #: what is as wide as the sum of the embeddings
 OF_SUM = ("embed", "pos_embed", "seg_embed", "ngram_embed", "embed_norm", "embed_norm.normalized")
@@ -44,7 +46,7 @@ def close(x, y, tolerance=1e-12):
 
 @pytest.mark.item("S0-0-a", "S3-1-e", "X-PARAMS")
 @settings(max_examples=60)
-@given(architectures())
+@given(any_architectures())
 def test_a_model_is_a_point_of_r_to_the_n(a):
     shapes = weight_shapes(a)
     w = random_weights(a, np.random.default_rng(0))
@@ -144,10 +146,10 @@ def test_the_parallel_block_counts_the_stream_once(rng, same):
 
 @pytest.mark.item("S0-4.2-a", "S1-1.1-g", "S4-deep-a", "S2-1-a")
 @settings(max_examples=40)
-@given(architectures(encoder=False))
+@given(architectures())
 def test_the_stream_is_the_embedding_plus_what_was_added(a):
     rng = np.random.default_rng(0)
-    w, tokens, tap = random_weights(a, rng), draw_tokens(rng, a), TensorRecorder()
+    w, tokens, tap = random_weights(a, rng), draw_ids(rng, a), TensorRecorder()
     logits = forward(a, w, tokens, tap=tap)
     values = tap.values
     embedded = [values[name] for name in ("embed", "pos_embed", "seg_embed", "ngram_embed") if name in values]
@@ -205,10 +207,10 @@ def test_a_bidirectional_model_reads_to_the_right(rng):
 
 @pytest.mark.item("S1-1.1-a")
 @settings(max_examples=60)
-@given(architectures())
+@given(any_architectures())
 def test_every_tensor_of_the_table_that_the_architecture_has_is_named(a):
     rng = np.random.default_rng(0)
-    w, tokens = random_weights(a, rng), draw_tokens(rng, a)
+    w, tokens = random_weights(a, rng), draw_ids(rng, a)
     values = trace_by_definition(a, w, tokens, source=encode(a, w, tokens) if a.encoder else None)
     sizes = dict(b=2, i=a.n_ctx, j=a.n_ctx, h=a.n_heads, g=a.n_kv_heads, d=a.d_head, f=a.d_ff, v=a.n_vocab)
     sizes |= {"e": a.mlp.experts, "s": a.mlp.shared_d_ff, "1": 1}
@@ -293,10 +295,10 @@ def test_a_pass_can_be_changed_from_within(rng, same):
 
 @pytest.mark.item("S4-fig-a")
 @settings(max_examples=40)
-@given(architectures(encoder=False, embed_norm="none", logit_cap=0.0))
+@given(architectures({"embed_norm": "none", "logit_cap": 0.0}))
 def test_logits_are_a_sum_over_the_parts(a):
     rng = np.random.default_rng(0)
-    w, tokens = random_weights(a, rng), draw_tokens(rng, a)
+    w, tokens = random_weights(a, rng), draw_ids(rng, a)
     if a.block == "post" or a.readout == "bert":
         with pytest.raises(ValueError, match="sum of parts"):
             direct_logit_attribution(a, w, tokens)
@@ -309,11 +311,11 @@ def test_logits_are_a_sum_over_the_parts(a):
 
 @pytest.mark.item("S4-fig-a")
 @settings(max_examples=40)
-@given(architectures(encoder=False, block="pre", embed_norm="none", logit_cap=0.0, readout="linear"))
+@given(architectures({"block": "pre", "embed_norm": "none", "logit_cap": 0.0, "readout": "linear"}))
 def test_every_part_of_the_logits_has_its_own_name(a):
     """What a part is called, found without it: by silencing weights, and by differences of the stream."""
     rng = np.random.default_rng(0)
-    w, tokens, tap = random_weights(a, rng), draw_tokens(rng, a), TensorRecorder()
+    w, tokens, tap = random_weights(a, rng), draw_ids(rng, a), TensorRecorder()
     forward(a, w, tokens, tap=tap)
     seen, expected = tap.values, {}
     for l in range(a.n_layers):

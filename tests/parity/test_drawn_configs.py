@@ -21,7 +21,6 @@ from pellucid.hub.config import read_config
 from pellucid.hub.families import unknown_entries
 from pellucid.model import Transformer
 from pellucid.model.weights import load_state
-from some_cases import one_in
 
 TOLERANCE = 1e-5
 
@@ -69,7 +68,7 @@ def compare_all(name: str, seeds: range, equal: int) -> None:
     assert found["equal"] >= equal, found
 
 
-@pytest.mark.parametrize("name", one_in(4, TINY))
+@pytest.mark.parametrize("name", [*TINY][::4])
 def test_drawn_configurations_are_equal_or_refused(name):
     compare_all(name, range(10), equal=1)
 
@@ -77,7 +76,7 @@ def test_drawn_configurations_are_equal_or_refused(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_many_drawn_configurations_are_equal_or_refused(name):
-    compare_all(name, range(10, 130), equal=40)
+    compare_all(name, range(70), equal=20)
 
 
 @pytest.mark.parametrize("name", TINY)
