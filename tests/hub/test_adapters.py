@@ -31,10 +31,10 @@ FIELDS |= {"adapt.rank": 3, "sample_every": 0, "learning_rate": 1e-2}
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch, shakespeare):
+def desk(tmp_path, monkeypatch, shakespeare, tokenizer):
     monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text(shakespeare[20_000:32_000])
-    return tmp_path, learn_tokenizer("bpe", [shakespeare[:20_000]], 300)
+    return tmp_path, tokenizer
 
 
 def adapt(folder, base, name="run", steps=12, **fields):

@@ -15,7 +15,7 @@ from pellucid.hub.folder import LoadWarning
 from pellucid.language_model import ModelError
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.options import RecipeError
-from pellucid.text.tokenizers.tokenizer import TokenizerError, learn_tokenizer
+from pellucid.text.tokenizers.tokenizer import TokenizerError
 
 #: the rates of a start from nothing: these models are random
 FIELDS = {
@@ -31,11 +31,11 @@ STEPS = 30
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch, shakespeare):
+def desk(tmp_path, monkeypatch, shakespeare, tokenizer):
     """A folder with a text, and the tokenizer of another text."""
     monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text(shakespeare[20_000:40_000])
-    return tmp_path, learn_tokenizer("bpe", [shakespeare[:20_000]], 300)
+    return tmp_path, tokenizer
 
 
 def losses(run):

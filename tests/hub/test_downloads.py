@@ -19,7 +19,6 @@ import pellucid
 from pellucid.cli import main
 from pellucid.conversion import convert
 from pellucid.model_names import FolderError
-from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 
 NAME = "someone/model-tiny"
 
@@ -44,11 +43,6 @@ class FakedHub:
     def has(self, name, file, *, revision=None):
         self.asked.append(file)
         return (self.repository / file).exists()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(shakespeare):
-    return learn_tokenizer("bpe", [shakespeare[:5_000]], 300)
 
 
 @pytest.fixture

@@ -102,11 +102,6 @@ def their_keys(family, config):
     return {f"{family}.{name}": value for name, value in keys.items()}
 
 
-@pytest.fixture(scope="module")
-def tokenizer(shakespeare):
-    return learn_tokenizer("bpe", [shakespeare[:20_000]], 300)
-
-
 @pytest.mark.parametrize("case", one_in(2, CASES))
 def test_what_is_written_is_what_llama_cpp_would_write(case, tokenizer, tmp_path):
     family, options = CASES[case]

@@ -31,11 +31,6 @@ TEXT = "To be, or not to be: that is the question."
 CONFIGS = ("config.json", "generation_config.json")
 
 
-@pytest.fixture(scope="module")
-def tokenizer(shakespeare):
-    return learn_tokenizer("bpe", [shakespeare[:5_000]], 300)
-
-
 @pytest.fixture
 def folder(tmp_path, tokenizer):
     """A GPT-2 of transformers with its tokenizer."""

@@ -22,7 +22,6 @@ from pellucid.conversion import convert
 from pellucid.hub.open import download
 from pellucid.language_model import LanguageModel
 from pellucid.model_names import FolderError
-from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from pellucid.training_run import train
 
 NAME, STEPS = "someone/series-tiny", ["step1", "step1000"]
@@ -43,11 +42,6 @@ def keep_in_cache(cache, name, revision, folder):
             os.path.relpath(blob, repository / "snapshots" / commit)
         )
     return commit
-
-
-@pytest.fixture(scope="module")
-def tokenizer(shakespeare):
-    return learn_tokenizer("bpe", [shakespeare[:5_000]], 300)
 
 
 @pytest.fixture

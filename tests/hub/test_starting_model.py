@@ -9,7 +9,6 @@ import pellucid
 from pellucid.model.weights import WeightsError, WithNewRows
 from pellucid.model_names import FolderError
 from pellucid.starting_model import fingerprint, open_starting_model
-from pellucid.text.tokenizers.tokenizer import learn_tokenizer
 from some_cases import one_in
 
 pytestmark = pytest.mark.filterwarnings("ignore::pellucid.hub.folder.LoadWarning")
@@ -26,11 +25,6 @@ def assert_those_of_load(folder):
     assert start.architecture == model.architecture
     assert start.base.sha256 == fingerprint({name: p.detach() for name, p in expected.items()})
     return start
-
-
-@pytest.fixture(scope="module")
-def tokenizer(shakespeare):
-    return learn_tokenizer("bpe", [shakespeare[:20_000]], 300)
 
 
 @pytest.mark.parametrize("family", one_in(2, KINDS))

@@ -13,21 +13,9 @@ from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokenizers.bpe import BPETokenizer
 
 GPT2 = {"n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4}
-LLAMA = {
-    "max_position_embeddings": 32,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-NEOX = {
-    "max_position_embeddings": 32,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
+NEOX = {"max_position_embeddings": 32, "hidden_size": 32, "intermediate_size": 48}
+NEOX |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA = NEOX | {"num_key_value_heads": 2}
 OF_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "head_dim": 8, "norm_topk_prob": True}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", GPT2),

@@ -66,6 +66,18 @@ class Clock:
         return self.now - self.began
 
 
+def stop_at(patch, steps):
+    """A signal comes after each of these steps."""
+    real = Trainer.keep_pace
+
+    def keep_pace(training):
+        real(training)
+        if training.step in steps:
+            training.interruption.signal = 2
+
+    patch.setattr(Trainer, "keep_pace", keep_pace)
+
+
 def measured(patch, seconds):
     """What a step seems to take before the first one."""
     for module in (pipeline, trainable):
@@ -230,15 +242,9 @@ def test_a_run_of_minutes_that_is_given_its_expected_number_of_steps_has_no_cloc
     """That number is what it shows when it is stopped; steps that take longer are taken all the same."""
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        clock, real = Clock(patch, 1.0), Trainer.keep_pace
+        clock = Clock(patch, 1.0)
         measured(patch, 1.0)
-
-        def keep_pace(training):
-            real(training)
-            if training.step == 5:
-                training.interruption.signal = 2
-
-        patch.setattr(Trainer, "keep_pace", keep_pace)
+        stop_at(patch, [5])
         first = start(text, run, sampler=clock.sampler, **QUICK | {"minutes": 0.5})
         assert (first.step, first.recipe.record.decay) == (5, None)
         expected = first.recipe.record.planned
@@ -266,15 +272,9 @@ def test_a_run_of_steps_that_was_made_longer_by_minutes_and_stopped_uses_all_of_
     run = start(text, tmp_path / "run", **QUICK | {"steps": 4}).path
     with monkeypatch.context() as patch:
         Clock(patch, 0.5)
-        stops, real = [20], Trainer.keep_pace
+        stops = [20]
         measured(patch, 2.0)
-
-        def keep_pace(training):
-            real(training)
-            if training.step in stops:
-                training.interruption.signal = 2
-
-        patch.setattr(Trainer, "keep_pace", keep_pace)
+        stop_at(patch, stops)
         assert resume(run, minutes=1.0).exit_code == 130
         stops.clear()
         done = resume(run)
@@ -476,14 +476,7 @@ def test_a_stopped_run_of_minutes_that_is_given_more_and_killed_at_once_has_anot
     with monkeypatch.context() as patch:
         clock, stops = Clock(patch, 1.0), [5]
         measured(patch, 1.0)
-        real = Trainer.keep_pace
-
-        def keep_pace(training):
-            real(training)
-            if training.step in stops:
-                training.interruption.signal = 2
-
-        patch.setattr(Trainer, "keep_pace", keep_pace)
+        stop_at(patch, stops)
         first = start(text, run, sampler=clock.sampler, **QUICK | {"minutes": 0.5})
         assert (first.exit_code, first.recipe.record.decay) == (130, None)
         patch.setattr(Trainer, "take_step", lambda training: (_ for _ in ()).throw(OSError("killed")))
