@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from pellucid.cli import COMMANDS, main
-from pellucid.cli.tokenizer import TOKENIZER_COMMANDS
+from pellucid.cli.command_groups import COMMAND_GROUPS
 
 HEAD = Path(__file__).parent / "commands.md"
 WHOLE = Path(__file__).parent.parent / "build" / "commands.md"
@@ -25,7 +25,9 @@ def help_of(*words: str) -> str:
 
 def sections() -> str:
     """A section with the help of each command, in Markdown."""
-    names = [(name,) for name in COMMANDS] + [("tokenizer", name) for name in TOKENIZER_COMMANDS]
+    names = [(name,) for name in COMMANDS] + [
+        (group, name) for group, (commands, _) in COMMAND_GROUPS.items() for name in commands
+    ]
     return "".join(f"\n## {' '.join(words)}\n\n```\n{help_of(*words)}\n```\n" for words in names)
 
 

@@ -11,6 +11,7 @@
     convert                   write a model in another layout: Hugging Face, GGUF, an adapter
     read                      what would be read of a folder of text, before anything is trained on it
     train_tokenizer, load_tokenizer
+    list_runs, compare_runs, prune_run, rename_run, delete_run   the runs in a folder
     preset, Architecture      a described architecture, by name or option by option
     Recipe                    everything that decides a run
     ChatTemplate              conversations as text and as ids
@@ -48,6 +49,11 @@ if TYPE_CHECKING:
     from pellucid.predictors.predictor import Predictor as Predictor
     from pellucid.predictors.train import train_predictor as train_predictor
     from pellucid.presets import preset as preset
+    from pellucid.report.comparison import compare_runs as compare_runs
+    from pellucid.report.run_list import delete_run as delete_run
+    from pellucid.report.run_list import list_runs as list_runs
+    from pellucid.report.run_list import prune_run as prune_run
+    from pellucid.report.run_list import rename_run as rename_run
     from pellucid.runs.options import TrainOptions as TrainOptions
     from pellucid.runs.pipeline import Run as Run
     from pellucid.text.chat_template import ChatTemplate as ChatTemplate
@@ -89,13 +95,18 @@ _MODULES = {
     "TextReport": "pellucid.text.read.report",
     "Trace": "pellucid.lens.trace",
     "TrainOptions": "pellucid.runs.options",
+    "compare_runs": "pellucid.report.comparison",
     "convert": "pellucid.conversion",
     "count_parameters": "pellucid.parameter_counts",
+    "delete_run": "pellucid.report.run_list",
+    "list_runs": "pellucid.report.run_list",
     "load": "pellucid.language_model",
     "load_predictor": "pellucid.predictors.load",
     "load_tokenizer": "pellucid.text.tokenizers.tokenizer",
     "preset": "pellucid.presets",
+    "prune_run": "pellucid.report.run_list",
     "read": "pellucid.text_report",
+    "rename_run": "pellucid.report.run_list",
     "show": "pellucid.lens.show.figure",
     "train": "pellucid.training_run",
     "train_predictor": "pellucid.predictors.train",

@@ -15,7 +15,8 @@ import pytest
 
 import pellucid
 from pellucid import cli
-from pellucid.cli import TOKENIZER_COMMANDS, examples_of
+from pellucid.cli import examples_of
+from pellucid.cli.command_groups import COMMAND_GROUPS
 from pellucid.cli.completion import completion
 from pellucid.cli.fields import fitted, sections
 from pellucid.field_docs import field_docs
@@ -25,7 +26,7 @@ from pellucid.training.recipe import OPTION_CLASSES, TextOptions, recipe_fields
 SOURCE = Path(pellucid.__file__).parent
 ROOT = SOURCE.parent.parent
 COMMANDS = {(name,): function for name, function in cli.COMMANDS.items()}
-COMMANDS |= {("tokenizer", name): function for name, function in TOKENIZER_COMMANDS.items()}
+COMMANDS |= {(group, name): run for group, (commands, _) in COMMAND_GROUPS.items() for name, run in commands.items()}
 ALL = pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 
 

@@ -9,7 +9,7 @@ import pytest
 from doc_pages import ROOT, page, script
 
 from pellucid.cli import COMMANDS
-from pellucid.cli.tokenizer import TOKENIZER_COMMANDS
+from pellucid.cli.command_groups import COMMAND_GROUPS
 from pellucid.presets import PRESETS
 
 
@@ -18,9 +18,9 @@ def test_the_site_s_page_has_the_help_of_every_command(monkeypatch: pytest.Monke
     source = [page("docs/commands.md")]
     script("site_extension").append_help(None, "commands", source)
     sections = dict(re.findall(r"^## (.*?)\n\n```\n(.*?)\n```$", source[0], re.DOTALL | re.MULTILINE))
-    tokenizer = [f"tokenizer {name}" for name in TOKENIZER_COMMANDS]
-    assert list(sections) == [*COMMANDS, *tokenizer]
-    for name in ("plan", tokenizer[0]):  # in a process of its own, as a user would ask
+    of_groups = [f"{group} {name}" for group, (commands, _) in COMMAND_GROUPS.items() for name in commands]
+    assert list(sections) == [*COMMANDS, *of_groups]
+    for name in ("plan", of_groups[0]):  # in a process of its own, as a user would ask
         command = [sys.executable, "-m", "pellucid", *name.split(), "--help"]
         done = subprocess.run(command, env={**os.environ, "COLUMNS": "100"}, capture_output=True, text=True, check=True)
         assert sections[name].split() == done.stdout.split()

@@ -20,16 +20,15 @@ from typing import Any
 
 import tyro
 
+from pellucid.cli.command_groups import COMMAND_GROUPS
 from pellucid.cli.commands import COMMANDS as MODEL_COMMANDS
 from pellucid.cli.commands import FAILED, NUMERICS, OK, WRONG_INPUT
 from pellucid.cli.completion import completion
 from pellucid.cli.options import ARGV, CONFIG, FLAG_COUNTS, count_options, registry
 from pellucid.cli.progress import sigterm_as_ctrl_c
-from pellucid.cli.tokenizer import TOKENIZER_COMMANDS
 from pellucid.cli.train import parse_fields as parse_fields
 
 COMMANDS: dict[str, Callable[..., int]] = {**MODEL_COMMANDS, "completion": completion}
-TOKENIZER = "Make, use and look at tokenizers."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,9 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     ARGV.set(tuple(arguments))
     commands, program, about = COMMANDS, "pellucid", "Language models you can see through."
-    if arguments[:1] == ["tokenizer"]:
-        commands, program, about = TOKENIZER_COMMANDS, "pellucid tokenizer", TOKENIZER
+    if arguments[:1] == ["help"] and arguments[1:]:  # pellucid help train
+        arguments = [*arguments[1:], "--help"]
+    if group := COMMAND_GROUPS.get(next(iter(arguments), "")):
+        (commands, about), program = group, f"pellucid {arguments[0]}"
         arguments = arguments[1:]
+        if program == "pellucid runs" and not arguments:
+            arguments = ["list"]
 
     def chosen() -> int:
         if arguments[:1] not in ([name] for name in commands):
@@ -219,7 +222,7 @@ def overview(arguments: list[str], commands: Mapping[str, Callable[..., int]], p
     lines = [about, "", f"usage: {program} COMMAND ...", f"help:  {program} COMMAND --help", ""]
     rows = {name: (function.__doc__ or "").splitlines()[0] for name, function in commands.items()}
     if commands is COMMANDS:
-        rows["tokenizer"] = TOKENIZER
+        rows |= {name: about for name, (_, about) in COMMAND_GROUPS.items()}
     width = max(12, *(len(name) + 2 for name in rows))
     lines += [f"  {name:<{width}}{text}" for name, text in rows.items()]
     if not arguments or arguments[0] in ("-h", "--help", "help"):

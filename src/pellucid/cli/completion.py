@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
+from pellucid.cli.command_groups import COMMAND_GROUPS
 from pellucid.cli.commands import COMMANDS, OK
 from pellucid.cli.options import CONFIG, command, option, registry
-from pellucid.cli.tokenizer import TOKENIZER_COMMANDS
 
 
 @command
@@ -22,12 +22,14 @@ def completion(shell: Annotated[Positional[Literal["bash", "zsh", "fish"]], opti
         pellucid completion bash > ~/.local/share/bash-completion/completions/pellucid
         pellucid completion fish > ~/.config/fish/completions/pellucid.fish
     """
-    app, tokenizers = SubcommandApp(), SubcommandApp()
+    app = SubcommandApp()
     for name, function in (*COMMANDS.items(), ("completion", completion)):
         app.command(name=name)(function)
-    for name, function in TOKENIZER_COMMANDS.items():
-        tokenizers.command(name=name)(function)
-    app.command(tokenizers, name="tokenizer", help="Make, use and look at tokenizers.")
+    for group, (commands, about) in COMMAND_GROUPS.items():
+        inner = SubcommandApp()
+        for name, function in commands.items():
+            inner.command(name=name)(function)
+        app.command(inner, name=group, help=about)
     with registry(), contextlib.suppress(SystemExit):  # tyro exits after printing the script
         app.cli(prog="pellucid", args=["--tyro-print-completion", shell], config=CONFIG)
     return OK

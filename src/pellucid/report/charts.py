@@ -19,9 +19,15 @@ LETTER = 6.8
 LEADER = 12.0
 
 
+#: how many runs have colours of their own in the style sheet
+MOST_RUNS = 6
+
+
 @dataclass(frozen=True)
 class Line:
-    """Points in order, a single one as a ring; `kind` is its class in the style sheet: model or training."""
+    """Points in order, a single one as a ring; `kind` is its class in the style sheet: model, training, or run0 to run5
+    for one of several runs.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -91,9 +97,14 @@ class Frame:
 
 
 def chart(
-    title: str, lines: Sequence[Line], levels: Sequence[ReferenceLine] = (), unit: str = "", zero: bool = False
+    title: str,
+    lines: Sequence[Line],
+    levels: Sequence[ReferenceLine] = (),
+    unit: str = "",
+    zero: bool = False,
+    axis: str = "step",
 ) -> str:
-    """An SVG of the lines that have points; empty if none has.
+    """An SVG of the lines that have points; empty if none has. `axis` names what lies along the bottom.
 
     Values in the first twentieth of the steps that lie above or below the rest are cut off, and levels far above the
     lines are not drawn; a sentence below the picture says so.
@@ -104,9 +115,9 @@ def chart(
     frame, beyond = _frame(drawn, levels, zero)
     inside = _ordered([level for level in levels if level not in beyond], frame)
     names = spaced([(frame.y(level.value) + 3.5, level.name) for level in inside])
-    body = [_axes(frame), *(_level(frame, level, y) for level, (y, _) in zip(inside, names, strict=True))]
+    body = [_axes(frame, axis), *(_level(frame, level, y) for level, (y, _) in zip(inside, names, strict=True))]
     said = f"{title}: " + "; ".join(f"{line.name or title} ends at {line.points[-1][1]:.4g}" for line in drawn)
-    below = _cut(frame, drawn, title)
+    below = _cut(frame, drawn, title, axis)
     below += [f"Above the picture: {', '.join(f'{v.name} {v.value:.2f}' for v in beyond)}."] if beyond else []
     return (
         f'<figure class="chart"><figcaption>{_caption(title, unit, drawn)}</figcaption>'
@@ -115,7 +126,7 @@ def chart(
     )
 
 
-def _cut(frame: Frame, lines: Sequence[Line], title: str) -> list[str]:
+def _cut(frame: Frame, lines: Sequence[Line], title: str, axis: str) -> list[str]:
     """Sentences about lines that leave the picture: on which side, how far, and until which step."""
     said = []
     for line in lines:
@@ -126,8 +137,9 @@ def _cut(frame: Frame, lines: Sequence[Line], title: str) -> list[str]:
             if outside:
                 far, last = most(y for _, y in outside), max(x for x, _ in outside)
                 name = line.name.partition(",")[0] or title.lower()
+                until = f"step {last:,.0f}" if axis == "step" else f"{last:,.0f} {axis}"
                 said.append(
-                    f"The axis is cut at {format_number(end)}: {name} is {side} it until step {last:,.0f}, and reaches "
+                    f"The axis is cut at {format_number(end)}: {name} is {side} it until {until}, and reaches "
                     f"{format_number(far)}."
                 )
     return said
@@ -176,7 +188,7 @@ def spaced(places: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     return labels
 
 
-def _axes(frame: Frame) -> str:
+def _axes(frame: Frame, axis: str) -> str:
     rows = "".join(
         f'<line class="grid" x1="{MARGIN_LEFT}" x2="{frame.edge:g}" y1="{frame.y(v):.1f}" y2="{frame.y(v):.1f}"/>'
         f'<text class="tick" x="{MARGIN_LEFT - 5}" y="{frame.y(v) + 3.5:.1f}" text-anchor="end">'
@@ -189,7 +201,7 @@ def _axes(frame: Frame) -> str:
         for v in ticks(frame.x_low, frame.x_high, 5)
         if MARGIN_LEFT - 1 <= frame.x(v) <= frame.edge - 8
     )
-    return rows + columns + f'<text class="tick" x="{frame.edge:g}" y="{HEIGHT - 3}" text-anchor="end">step</text>'
+    return rows + columns + f'<text class="tick" x="{frame.edge:g}" y="{HEIGHT - 3}" text-anchor="end">{axis}</text>'
 
 
 def _level(frame: Frame, level: ReferenceLine, name_at: float) -> str:

@@ -13,6 +13,7 @@ from pellucid.json_files import read_regular
 from pellucid.json_shapes import OBJECT
 from pellucid.parameter_counts import count_parameters
 from pellucid.plan.flops import Flops, flops
+from pellucid.report.run_list import reported_neighbours
 from pellucid.runs.checkpoint import best_loss, best_step
 from pellucid.runs.metrics import current_lines
 from pellucid.runs.options import RecipeError
@@ -41,7 +42,8 @@ def series_of(rows: Iterable[Mapping[str, Any]], name: str) -> Points:
 class Contents:
     """A run as read from its folder. `rows` are those of metrics.jsonl; `machine` and `data` may be empty. `best` is
     the step of the best checkpoint, and its held-out loss over the part that is read during training. `damages` are
-    sentences on what cannot be read, `choices` the lines about what was read and chosen before training.
+    sentences on what cannot be read, `choices` the lines about what was read and chosen before training,
+    `neighbours` the other runs in the same folder that have a report.
     """
 
     run: Path
@@ -53,6 +55,7 @@ class Contents:
     best: tuple[int, float] | None = None
     damages: list[str] = field(default_factory=list)
     choices: list[str] = field(default_factory=list)
+    neighbours: list[Path] = field(default_factory=list)
 
     @classmethod
     def of(cls, run: Path) -> "Contents":
@@ -75,7 +78,7 @@ class Contents:
         best = None if (step := best_step(run)) is None else (step, best_loss(run))
         choices = files[CHOICES].get("lines", [])
         known = files["data.json"], files[MACHINE]
-        return cls(run, recipe, readable, read_baselines(run), *known, best, damages, choices)
+        return cls(run, recipe, readable, read_baselines(run), *known, best, damages, choices, reported_neighbours(run))
 
     def series(self, name: str) -> list[tuple[float, float]]:
         """(step, value) of every row that has the number."""

@@ -7,6 +7,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from pellucid.architecture import Architecture
 from pellucid.baselines import verdict
@@ -25,6 +26,8 @@ from pellucid.text.sanitize import sanitize
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 #: how many samples are shown at once
 SAMPLES = 3
+#: how many runs beside this one are linked
+NEIGHBOURS = 8
 #: how many files are listed, including folded ones
 FILES = 12
 #: ... and how many held-out documents
@@ -72,7 +75,7 @@ def page_of(run: Contents) -> str:
         _data,
         _reproduction_section,
     )
-    body = "\n".join(section_html for section in sections if (section_html := section(run)))
+    body = "\n".join(html_of_section for section in sections if (html_of_section := section(run)))
     return PAGE.format(policy=POLICY, title=e(f"{run.run.name}: a training run"), style=style(), body=body)
 
 
@@ -84,7 +87,17 @@ def _head(run: Contents) -> str:
     opens = f'<p class="quiet">O{e(run_opens_in(run.run, a))[1:]}.</p>'
     what = f'<p class="quiet">A transformer that {OBJECTIVES.get(t.objective, t.objective)}</p>'
     result = _final_loss_text(run, last) + _mixture(run)
-    return f"<header><h1>{e(run.run.name)}</h1>{what}{result}{_definition_list(facts)}{opens}</header>"
+    return (
+        f"<header><h1>{e(run.run.name)}</h1>{what}{result}{_definition_list(facts)}{opens}{_neighbours(run)}</header>"
+    )
+
+
+def _neighbours(run: Contents) -> str:
+    """Links to the reports of the runs beside this one."""
+    near = run.neighbours[:NEIGHBOURS]
+    links = ", ".join(f'<a href="../{quote(path.name)}/report.html">{e(path.name)}</a>' for path in near)
+    rest = f" and {len(run.neighbours) - NEIGHBOURS:,} more" if len(run.neighbours) > NEIGHBOURS else ""
+    return f'<p class="quiet">Other runs here: {links}{rest}.</p>' if links else ""
 
 
 def _final_loss_text(run: Contents, last: Mapping[str, Any]) -> str:
@@ -159,7 +172,7 @@ def _losses(run: Contents) -> str:
     of_bits = [Line(first, bits), Line(everything, all_bits)]
     of_loss = [Line("training", run.series("loss"), "training"), Line(first, begun), Line(everything, all_losses)]
     charts = chart("Held-out text", of_bits, levels, "bits per byte") + chart("Loss", of_loss, unit="nats per token")
-    return _section("Learning", note, charts, "charts")
+    return page_section("Learning", note, charts, "charts")
 
 
 def _measured(run: Contents, step: float) -> tuple[str, str, str]:
@@ -191,7 +204,7 @@ def _baselines(run: Contents) -> str:
     also = f"Of {windows} {again.share:.1%} also stand" if again.share else f"None of {windows} stands"
     text = "held-out text" if part else "the same held-out text"
     note = f"Bits per byte of {text}; less is better. {_sentence(said)} {also} in the training text."
-    return _section("Beside counting", f"{note} {_sentence(results.note) if results.note else ''}", bars)
+    return page_section("Beside counting", f"{note} {_sentence(results.note) if results.note else ''}", bars)
 
 
 def _sentence(text: str) -> str:
@@ -212,7 +225,7 @@ def _samples(run: Contents) -> str:
     folded = f"<details><summary>{len(rest)} more</summary>{more}</details>" if rest else ""
     how = "Drawn at temperature 0.8" if run.recipe.model.encoder is None else "The likeliest token each time"
     how += f", at most {SAMPLE_TOKENS} tokens each, as training went on."
-    return _section("What it writes", how, f"<div class=samples>{shown}</div>{folded}")
+    return page_section("What it writes", how, f"<div class=samples>{shown}</div>{folded}")
 
 
 def _architecture(run: Contents) -> str:
@@ -224,7 +237,7 @@ def _architecture(run: Contents) -> str:
     options = "".join(f"<h3>{title}</h3>{_definition_list(named_options(stack))}" for title, stack in stacks)
     beside = f"<div><h3>Parameters by part, {total:,} in all</h3>{bars}</div>"
     note = "Options that are not named have their defaults."
-    return _section("What it computes", note, f"<div class=two><div>{options}</div>{beside}</div>")
+    return page_section("What it computes", note, f"<div class=two><div>{options}</div>{beside}</div>")
 
 
 #: the options of an architecture that are named even where they have their defaults
@@ -262,7 +275,7 @@ def _course(run: Contents) -> str:
     charts += chart("Gradient norm", [Line("", run.series("grad_norm"))], unit="before clipping", zero=True)
     experts = [Line("least used", run.series("least_used")), Line("most used", run.series("most_used"))]
     charts += chart("Shares of the experts' choices", experts, unit="of one expert in one layer", zero=True)
-    return _section("The course of training", "", charts, "charts") if charts else ""
+    return page_section("The course of training", "", charts, "charts") if charts else ""
 
 
 def _speed(run: Contents) -> str:
@@ -277,7 +290,7 @@ def _speed(run: Contents) -> str:
     body = "".join(f"<p>{e(line)}</p>" for line in (*lines, *_share(run, typical or overall)))
     facts = [(k, str(v)) for k, v in run.machine.items() if k in ("device", "processor", "threads", "torch")]
     drawn = chart("Speed", [Line("", speeds)], unit="tokens per second, in steps", zero=True) if len(speeds) > 1 else ""
-    return _section("Speed", "", f"<div class=charts><div>{body}{_definition_list(facts)}</div>{drawn}</div>")
+    return page_section("Speed", "", f"<div class=charts><div>{body}{_definition_list(facts)}</div>{drawn}</div>")
 
 
 def _share(run: Contents, speed: float) -> list[str]:
@@ -314,7 +327,7 @@ def _data(run: Contents) -> str:
     table = _table("the files that were read", head + rows)
     more = f"<p class=quiet>and {len(sources) - FILES:,} more files, in data.json</p>" if len(sources) > FILES else ""
     facts = _definition_list(_data_facts(run, sources, parts))
-    return _section("What it read", "", facts + table + more + _held_out(run) + _left_out(run))
+    return page_section("What it read", "", facts + table + more + _held_out(run) + _left_out(run))
 
 
 def _held_out(run: Contents) -> str:
@@ -402,7 +415,7 @@ def _reproduction_section(run: Contents) -> str:
     if run.choices:
         details += f"<details><summary>how they were made</summary><pre>{e(chr(10).join(run.choices))}</pre></details>"
     command = f"<pre class=command>{e(run.command)}</pre>" if run.command else ""
-    return _section("Train it again", note, command + details)
+    return page_section("Train it again", note, command + details)
 
 
 CHOICES = (
@@ -422,7 +435,7 @@ CHOICES = (
 )
 
 
-def _section(title: str, note: str, body: str, kind: str = "") -> str:
+def page_section(title: str, note: str, body: str, kind: str = "") -> str:
     inside = f'<div class="{kind}">{body}</div>' if kind else body
     said = f"<p class=quiet>{e(note.strip())}</p>" if note else ""
     return f"<section><h2>{e(title)}</h2>{said}{inside}</section>"

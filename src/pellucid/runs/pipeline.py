@@ -18,6 +18,7 @@ from pellucid.runs.checkpoint import (
     diverged_steps,
     folder_of,
     load_checkpoint,
+    prune,
     rename_later_checkpoints,
     steps_of,
     write_json,
@@ -511,6 +512,25 @@ def train_to_end(
     if finished:  # the row may be an evaluation of its own
         last = finished if "held_out_loss" in finished else {**last, **finished}
     return ended_run(run_dir, trainable, trainer.step, last, 0 if is_done else interruption.exit_code)
+
+
+def is_being_trained(run_dir: Path) -> bool:
+    """Whether a process trains in the folder now."""
+    if not (run_dir / "lock").is_file():
+        return False
+    try:
+        with training_lock(run_dir):
+            return False
+    except RecipeError:
+        return True
+    except OSError:
+        return False  # a folder that cannot be written is trained by nobody here
+
+
+def prune_checkpoints(run_dir: Path, recipe: RunRecipe, keep_last: int) -> None:
+    """Remove the checkpoints of a run that nothing needs (`checkpoint.prune`). Raises RecipeError while it trains."""
+    with training_lock(run_dir):
+        prune(run_dir, keep_last, recipe.before_decay)
 
 
 def lines_on_best(run_dir: Path, trainer: Trainer) -> list[str]:

@@ -1,0 +1,12 @@
+"""The groups of commands whose names have two words, such as `tokenizer train`."""
+
+from collections.abc import Callable
+
+from pellucid.cli.runs import RUN_COMMANDS
+from pellucid.cli.tokenizer import TOKENIZER_COMMANDS
+
+#: by its first word, the commands of a group and what they are for
+COMMAND_GROUPS: dict[str, tuple[dict[str, Callable[..., int]], str]] = {
+    "tokenizer": (TOKENIZER_COMMANDS, "Make, use and look at tokenizers."),
+    "runs": (RUN_COMMANDS, "List, compare, prune, rename and delete runs."),
+}
