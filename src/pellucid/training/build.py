@@ -97,11 +97,11 @@ def make_tokenizer(
     how = {"pattern": recipe.text.pattern, "sample": recipe.text.sample}
     if own:
         with interruption.phase("making the tokenizer", "characters") as phase:
-            made = learn_run_tokenizer(asked, split, n_vocab, phase, **how)
+            tokenizer = learn_run_tokenizer(asked, split, n_vocab, phase, **how)
     else:
-        made = load_tokenizer(asked, trust=trust)
-    hides = recipe.train.objective == "masked" and made.mask is None
-    return made.with_special(MASK) if hides else made
+        tokenizer = load_tokenizer(asked, trust=trust)
+    hides = recipe.train.objective == "masked" and tokenizer.mask is None
+    return tokenizer.with_special(MASK) if hides else tokenizer
 
 
 def learn_run_tokenizer(

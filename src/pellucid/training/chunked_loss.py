@@ -30,8 +30,8 @@ class ChunkedLoss(torch.autograd.Function):
             gradient, *more = torch.autograd.grad(of_part, (leaf, *weights))
             into.copy_(gradient)
             total += of_part.detach()
-            for kept, new in zip(by_weights, more, strict=True):
-                kept += new
+            for gradient_sum, new in zip(by_weights, more, strict=True):
+                gradient_sum += new
         ctx.save_for_backward(by_x, *by_weights)
         return total
 

@@ -76,9 +76,9 @@ class MaskedData(TokenData):
 
     def at(self, step: int, micro: int, of: int) -> MicroBatch:
         tokens = self.batches.at(step, micro, of).inputs
-        given = self.hidden(tokens, noise(self.seed, step, self.own_rows(micro, of), self.n_ctx))
+        batch = self.hidden(tokens, noise(self.seed, step, self.own_rows(micro, of), self.n_ctx))
         return replace(
-            given, total=self.rows_per_step * self.n_hidden(self.n_ctx), samples=self.samples(step, micro, of)
+            batch, total=self.rows_per_step * self.n_hidden(self.n_ctx), samples=self.samples(step, micro, of)
         )
 
     def held_out(self) -> Iterator[MicroBatch]:
@@ -87,11 +87,11 @@ class MaskedData(TokenData):
         for batch in self.windows():
             rows = np.arange(first, first + len(batch.inputs))
             first += len(rows)
-            given = self.hidden(batch.inputs, noise(self.seed, -1, rows, batch.inputs.shape[1]))
-            assert given.counts is not None
+            masked = self.hidden(batch.inputs, noise(self.seed, -1, rows, batch.inputs.shape[1]))
+            assert masked.counts is not None
             assert batch.counts is not None
             # a position that two windows share is scored in one of them
-            yield replace(given, counts=given.counts & self.tensor(batch.counts))
+            yield replace(masked, counts=masked.counts & self.tensor(batch.counts))
 
     def n_hidden(self, width: int) -> int:
         """How many tokens of a row of this width are hidden."""
@@ -99,8 +99,8 @@ class MaskedData(TokenData):
 
     def hidden(self, tokens: np.ndarray, draws: np.ndarray) -> MicroBatch:
         """These rows with places hidden: inputs, the tokens themselves as targets, and which are scored."""
-        inputs, places = hide_random_tokens(tokens, draws, self.n_hidden(tokens.shape[1]), self.mask_id, self.plain_ids)
-        return MicroBatch(self.tensor(inputs), self.tensor(tokens), counts=self.tensor(places))
+        inputs, mask = hide_random_tokens(tokens, draws, self.n_hidden(tokens.shape[1]), self.mask_id, self.plain_ids)
+        return MicroBatch(self.tensor(inputs), self.tensor(tokens), counts=self.tensor(mask))
 
 
 DATA: dict[str, Any] = {

@@ -38,10 +38,10 @@ class ExpertUse:
         self.names = [name for name in names(a) if name.endswith(".mlp.router") and not name.startswith("encoder.")]
         self.passes: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def __call__(self, objective: Callable[..., Tensor], network: Transformer, given: Any, n_scored: Tensor) -> Tensor:
+    def __call__(self, objective: Callable[..., Tensor], network: Transformer, batch: Any, n_scored: Tensor) -> Tensor:
         """The loss of the pass, and its balance."""
         recorder = Recorder(self.names, grad=self.coefficient > 0)
-        loss = objective(network, given, recorder)
+        loss = objective(network, batch, recorder)
         logits = [recorder.values[name] for name in self.names]
         shares = torch.stack([expert_shares(r, self.k) for r in logits])
         value = torch.stack([balance(r, share) for r, share in zip(logits, shares, strict=True)]).mean()

@@ -72,8 +72,8 @@ def load_run(
     patterns of the tokenizer that are not known to be safe.
     """
     recipe = read_recipe(run)
-    found = named_checkpoint(run, checkpoint)
-    weights, where = found.weights, f"{run}, step {found.step}"
+    stored = named_checkpoint(run, checkpoint)
+    weights, where = stored.weights, f"{run}, step {stored.step}"
     if recipe.adapt.rank:
         if base_weights is None:
             raise RecipeError(
@@ -84,9 +84,9 @@ def load_run(
     load_state(network, weights, where)
     if recipe.adapt.rank:
         add_adapters(network, recipe)
-        load_trained(network, found.weights, f"{run}, step {found.step}")
+        load_trained(network, stored.weights, f"{run}, step {stored.step}")
         merge(network)
-    return network.to(device).eval(), load_tokenizer(run, trust=trust), found.step
+    return network.to(device).eval(), load_tokenizer(run, trust=trust), stored.step
 
 
 def network_of_size(a: Architecture, weights: Mapping[str, Tensor], dtype: torch.dtype, where: str) -> Transformer:

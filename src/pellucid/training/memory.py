@@ -71,7 +71,7 @@ def training_memory(recipe: Recipe) -> Memory:
     stacks = [part for part in (a, a.encoder) if part is not None]
     layers = [t.batch * part.n_ctx * layer_bytes(part, recipe) for part in stacks]
     streams = [t.batch * part.n_ctx * FLOAT32_BYTES * part.d_model for part in stacks]
-    kept = sum(part.n_layers * n for part, n in zip(stacks, streams if recomputes else layers, strict=True))
+    saved = sum(part.n_layers * n for part, n in zip(stacks, streams if recomputes else layers, strict=True))
     rounded = weights / 2 if rounds else 0.0  # autocast's copies of the weights
     readout = FLOAT32_BYTES * a.n_vocab * a.d_model
     logits = (2 if rounds else FLOAT32_BYTES) * t.batch * a.n_ctx * a.n_vocab
@@ -79,7 +79,7 @@ def training_memory(recipe: Recipe) -> Memory:
     of_loss, working = (readout, 2 * readout + 1.5 * FLOAT32_BYTES * LOGITS_AT_ONCE) if chunked else (logits, logits)
     if recomputes and rounds and not chunked:
         of_loss += readout / 2
-    activations = kept + of_loss + 4 * sum(streams) + (0.0 if recomputes else rounded - chunked * rounds * readout / 2)
+    activations = saved + of_loss + 4 * sum(streams) + (0.0 if recomputes else rounded - chunked * rounds * readout / 2)
     # of the layer that is computed: further copies of its pattern, where that is written out; a loss in chunks needs
     # the most memory after the layers have let go of theirs
     pattern = t.batch * max(part.n_ctx * pattern_bytes(part, recipe) for part in stacks)

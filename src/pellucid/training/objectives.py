@@ -61,42 +61,42 @@ class MicroBatch:
 Loss = Callable[[MicroBatch], Tensor]
 
 
-def logits_of(network: Transformer, given: MicroBatch, tap: Tap = OFF) -> Logits:
+def logits_of(network: Transformer, batch: MicroBatch, tap: Tap = OFF) -> Logits:
     """The network's logits, under the mask that the pass says."""
-    return network(given.inputs, **model_inputs(network, given, tap))
+    return network(batch.inputs, **model_inputs(network, batch, tap))
 
 
-def model_inputs(network: Transformer, given: MicroBatch, tap: Tap = OFF) -> dict[str, Any]:
+def model_inputs(network: Transformer, batch: MicroBatch, tap: Tap = OFF) -> dict[str, Any]:
     """Mask and positions that the pass says, what is read of a source, and a tap where there is one."""
-    mask = None if given.documents is None else documents_mask(given.documents)
-    if given.prefix is not None:
-        mask = prefix_mask(given.prefix, given.inputs.size(1))
+    mask = None if batch.documents is None else documents_mask(batch.documents)
+    if batch.prefix is not None:
+        mask = prefix_mask(batch.prefix, batch.inputs.size(1))
     tapped = {} if tap is OFF else {"tap": tap}  # other kinds of networks have no taps
-    return {"mask": mask, "positions": given.positions, **encoded(network, given), **tapped}
+    return {"mask": mask, "positions": batch.positions, **encoded(network, batch), **tapped}
 
 
-def encoded(network: Transformer, given: MicroBatch) -> dict[str, Tensor]:
+def encoded(network: Transformer, batch: MicroBatch) -> dict[str, Tensor]:
     """What the decoder reads of a source: the encoder's output, and what of it is no padding."""
-    if given.source is None:
+    if batch.source is None:
         return {}
-    if given.real is None:
-        return {"source": network.encode(given.source)}
-    readable = given.real[:, None].expand(-1, given.inputs.size(1), -1)
-    return {"source": network.encode(given.source, padding_mask(given.real)), "source_mask": readable}
+    if batch.real is None:
+        return {"source": network.encode(batch.source)}
+    readable = batch.real[:, None].expand(-1, batch.inputs.size(1), -1)
+    return {"source": network.encode(batch.source, padding_mask(batch.real)), "source_mask": readable}
 
 
-def summed_loss(network: Transformer, given: MicroBatch, tap: Tap = OFF) -> Float[Tensor, ""]:
+def summed_loss(network: Transformer, batch: MicroBatch, tap: Tap = OFF) -> Float[Tensor, ""]:
     """Sum over the scored positions of -log P(target | what is read), in nats (Dobriban, empirical risk).
 
     The sum, not the mean: passes of different sizes add up to the large batch.
     """
-    return summed(logits_of(network, given, tap).flatten(0, 1), scored_targets(given))
+    return summed(logits_of(network, batch, tap).flatten(0, 1), scored_targets(batch))
 
 
-def summed_loss_in_chunks(network: Transformer, given: MicroBatch, tap: Tap = OFF) -> Float[Tensor, ""]:
+def summed_loss_in_chunks(network: Transformer, batch: MicroBatch, tap: Tap = OFF) -> Float[Tensor, ""]:
     """The same, LOGITS_AT_ONCE logits at a time: for vocabularies whose logits would be most of what training keeps."""
-    x = network.hidden(given.inputs, **model_inputs(network, given, tap))
-    return chunked_loss(network.unembed, summed, x.flatten(0, 1), scored_targets(given), LOGITS_AT_ONCE)
+    x = network.hidden(batch.inputs, **model_inputs(network, batch, tap))
+    return chunked_loss(network.unembed, summed, x.flatten(0, 1), scored_targets(batch), LOGITS_AT_ONCE)
 
 
 def summed(logits: Float[Tensor, "pos n_vocab"], targets: Int[Tensor, " pos"]) -> Float[Tensor, ""]:
@@ -105,43 +105,43 @@ def summed(logits: Float[Tensor, "pos n_vocab"], targets: Int[Tensor, " pos"]) -
     return loss.to_local() if hasattr(loss, "to_local") else loss  # logits that processes share give a DTensor
 
 
-def scored_targets(given: MicroBatch) -> Int[Tensor, " pos"]:
+def scored_targets(batch: MicroBatch) -> Int[Tensor, " pos"]:
     """The targets of all rows one after another, UNSCORED where they do not count."""
-    targets = given.targets if given.counts is None else given.targets.masked_fill(~given.counts, UNSCORED)
+    targets = batch.targets if batch.counts is None else batch.targets.masked_fill(~batch.counts, UNSCORED)
     return targets.flatten()
 
 
-def losses_and_hits(network: Transformer, given: MicroBatch) -> tuple[Float[Tensor, "batch pos"], Visible]:
+def losses_and_hits(network: Transformer, batch: MicroBatch) -> tuple[Float[Tensor, "batch pos"], Visible]:
     """-log P(target) at every position, in nats, and whether the target was the likeliest token.
 
     The two need not move together (Dobriban, accuracy and log-loss). Where a pass of a network that no processes divide
     has MANY_LOGITS or more, LOGITS_AT_ONCE of them exist at a time, as in training.
     """
-    targets = given.targets.flatten()
-    if has_many_logits(network, given):
+    targets = batch.targets.flatten()
+    if has_many_logits(network, batch):
         rows = max(1, LOGITS_AT_ONCE // network.architecture.n_vocab)
-        pieces = network.hidden(given.inputs, **model_inputs(network, given)).flatten(0, 1).split(rows)
+        pieces = network.hidden(batch.inputs, **model_inputs(network, batch)).flatten(0, 1).split(rows)
         logits = (network.unembed(x) for x in pieces)
     else:
-        rows, logits = len(targets), (logits_of(network, given).flatten(0, 1),)
-    found = [
+        rows, logits = len(targets), (logits_of(network, batch).flatten(0, 1),)
+    results = [
         (cross_entropy(x, wanted), is_likeliest(x, wanted))
         for x, wanted in zip(logits, targets.split(rows), strict=True)
     ]
-    losses, hits = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*found, strict=True))
-    return losses.unflatten(0, given.targets.shape), hits.unflatten(0, given.targets.shape)
+    losses, hits = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*results, strict=True))
+    return losses.unflatten(0, batch.targets.shape), hits.unflatten(0, batch.targets.shape)
 
 
-def has_many_logits(network: Transformer, given: MicroBatch) -> bool:
+def has_many_logits(network: Transformer, batch: MicroBatch) -> bool:
     """Whether a pass of a network that no processes divide would have MANY_LOGITS or more."""
     if not isinstance(network, Transformer) or hasattr(network.embed.token.weight, "to_local"):
         return False
-    return given.targets.numel() * network.architecture.n_vocab >= MANY_LOGITS
+    return batch.targets.numel() * network.architecture.n_vocab >= MANY_LOGITS
 
 
-def token_losses(network: Transformer, given: MicroBatch) -> Float[Tensor, "batch pos"]:
+def token_losses(network: Transformer, batch: MicroBatch) -> Float[Tensor, "batch pos"]:
     """-log P(target) at every position, in nats."""
-    return losses_and_hits(network, given)[0]
+    return losses_and_hits(network, batch)[0]
 
 
 def autocast(
@@ -157,12 +157,12 @@ def autocast(
     """
     objective = summed_loss_in_chunks if n_logits >= MANY_LOGITS else summed_loss
 
-    def loss(given: MicroBatch) -> Tensor:
+    def loss(batch: MicroBatch) -> Tensor:
         # float32 does not enter autocast at all, so that its graphs are kept without what `keep_compiled` tells PyTorch
         with torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext():
             if expert_use is None:
-                return objective(network, given)
-            return expert_use(objective, network, given, (scored_targets(given) != UNSCORED).sum())
+                return objective(network, batch)
+            return expert_use(objective, network, batch, (scored_targets(batch) != UNSCORED).sum())
 
     return loss
 
@@ -170,9 +170,9 @@ def autocast(
 def with_dropout_by_sample(network: Transformer, loss: Loss) -> Loss:
     """The loss, whose dropout each pass draws from the numbers of its rows."""
 
-    def sampled(given: MicroBatch) -> Tensor:
-        draw_by_sample(network, given.samples)
-        return loss(given)
+    def sampled(batch: MicroBatch) -> Tensor:
+        draw_by_sample(network, batch.samples)
+        return loss(batch)
 
     return sampled
 

@@ -167,24 +167,24 @@ def make_recipe_on(
     name, from_start = _preset_and_fields(None, start, has_model=True)
     objective = "source-target" if architecture.encoder else MASK_OBJECTIVE[architecture.attention.mask]
     base = with_train(Recipe(inputs=inputs, model=architecture), objective=objective)
-    given = recipe_with_changes(from_start, changes)
-    asked = with_objective(inputs, given)
+    fields = recipe_with_changes(from_start, changes)
+    asked = with_objective(inputs, fields)
     check_objective_on(objective, asked, changes, from_start)
-    made = with_fields(base, {**CONTINUING, **asked})
-    if made.adapt.rank:
-        made = with_fields(base, {**ADAPTING, **asked})
+    recipe = with_fields(base, {**CONTINUING, **asked})
+    if recipe.adapt.rank:
+        recipe = with_fields(base, {**ADAPTING, **asked})
     fixed = ("model.", *OF_TOKENIZER)
     free = ("model.dropout",) if architecture.learns_positions else ("model.dropout", "model.n_ctx")
     # the tokenizer is the model's, so that no option of it says what it is, not even one that is the default
     wrong = [full for full in map(full_name, changes) if full in OF_TOKENIZER]
-    wrong += [line for line in differences(base, made) if line.startswith(fixed) and not line.startswith(free)]
+    wrong += [line for line in differences(base, recipe) if line.startswith(fixed) and not line.startswith(free)]
     if name or wrong:
         raise RecipeError(
             "a run that starts from a model keeps its architecture and tokenizer: leave out "
             + (f"the preset {name}" if name else wrong[0].partition(":")[0])
         )
-    check_effect(made, changes)
-    return made
+    check_effect(recipe, changes)
+    return recipe
 
 
 #: the fields that describe the tokenizer of a new run
@@ -285,15 +285,15 @@ def take_length(changes: Mapping[str, Any], length: Mapping[str, Any]) -> tuple[
             of_fields[bare] = parse_value(f"train.{bare}", value, hints[bare])
         else:
             rest[name] = value
-    given = [(n, v) for n, v in (*length.items(), *of_fields.items()) if v is not None]
-    for name, value in given:
+    lengths = [(n, v) for n, v in (*length.items(), *of_fields.items()) if v is not None]
+    for name, value in lengths:
         if not 0 < value < float("inf"):
             raise RecipeError(f"{name} = {value}: expected a number above 0")
         if hints[name] is int and value != int(value):
             raise RecipeError(f"{name} = {value}: expected a whole number")
-    if len(given) > 1:
-        raise RecipeError(f"the length is given twice, by {' and '.join(n for n, _ in given)}: give one of them")
-    return rest, {name: hints[name](value) for name, value in given}
+    if len(lengths) > 1:
+        raise RecipeError(f"the length is given twice, by {' and '.join(n for n, _ in lengths)}: give one of them")
+    return rest, {name: hints[name](value) for name, value in lengths}
 
 
 def with_fields(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
@@ -343,13 +343,13 @@ def settle_held_out(base: TextOptions, changes: Mapping[str, Any]) -> dict[str, 
         return {"held_out_files": (), "split": "stratified", **changes}  # a share takes the place of the files
     if not (files := changes.get("held_out_files", base.held_out_files)):
         return dict(changes)
-    found = {"held_out": 0.0, "split": "files"}
-    if wrong := [n for n, v in found.items() if n in changes and str(changes[n]) not in (str(v), "0")]:
+    implied = {"held_out": 0.0, "split": "files"}
+    if wrong := [n for n, v in implied.items() if n in changes and str(changes[n]) not in (str(v), "0")]:
         raise RecipeError(
             f"text.{wrong[0]} = {changes[wrong[0]]} and text.held_out_files = {files} are both given: hold out a share "
             "of the text, or files of your own"
         )
-    return {**changes, **found}
+    return {**changes, **implied}
 
 
 def _checked(recipe: Recipe) -> Recipe:
@@ -364,8 +364,8 @@ def _checked(recipe: Recipe) -> Recipe:
     options = {f"text.{n}": getattr(recipe.text, n) for n in READ_AS_TEXT}
     options["text.split"] = recipe.text.split if recipe.text.split in ("documents", "tail") else ""
     rows = {"source-target": "pairs", "chat": "conversations"}.get(objective)
-    if rows and (given := [n for n, v in options.items() if v not in ("", "auto", "no")]):
-        raise RecipeError(f"{given[0]} = {options[given[0]]} does not go with {rows}: leave it out")
+    if rows and (set_options := [n for n, v in options.items() if v not in ("", "auto", "no")]):
+        raise RecipeError(f"{set_options[0]} = {options[set_options[0]]} does not go with {rows}: leave it out")
     if recipe.text.chat_template and objective != "chat":
         raise RecipeError(
             f"text.chat_template = {recipe.text.chat_template} goes with train.objective = chat, not {objective}"

@@ -187,10 +187,10 @@ def training_bytes(a: Architecture, batch: int, precision: str) -> int:
     positions likewise, without logits.
     """
     per_number = 2 if precision == "bfloat16" else 4
-    kept = sum(part.n_ctx * kept_per_position(part) for part in (a, a.encoder) if part is not None)
+    per_row = sum(part.n_ctx * kept_per_position(part) for part in (a, a.encoder) if part is not None)
     logits = batch * a.n_ctx * a.n_vocab
     logits = LOGITS_AT_ONCE if logits >= MANY_LOGITS else logits
-    return 16 * count_parameters(a)["total"] + batch * per_number * kept + 8 * logits
+    return 16 * count_parameters(a)["total"] + batch * per_number * per_row + 8 * logits
 
 
 def kept_per_position(a: Architecture) -> int:

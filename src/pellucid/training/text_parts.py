@@ -24,16 +24,16 @@ def held_out_fields(held_out: HeldOut) -> dict[str, Any]:
     together with anything else.
     """
     single = isinstance(held_out, float | int | str | os.PathLike)
-    given: list[Any] = [held_out] if single else list(held_out)  # type: ignore[arg-type]
-    shares = [value for value in given if _is_plain_number(value)]
-    if shares and len(given) > 1:
+    values: list[Any] = [held_out] if single else list(held_out)  # type: ignore[arg-type]
+    shares = [value for value in values if _is_plain_number(value)]
+    if shares and len(values) > 1:
         raise RecipeError(
-            f"{', '.join(map(str, given))} cannot all be held out: give one share of the text, or files and folders of "
-            f"your own; a file called {shares[0]} is ./{shares[0]}"
+            f"{', '.join(map(str, values))} cannot all be held out: give one share of the text, or files and folders "
+            f"of your own; a file called {shares[0]} is ./{shares[0]}"
         )
     if shares:
         return {"text.held_out": float(shares[0])}
-    return {"text.held_out_files": tuple(str(value) for value in given)} if given else {}
+    return {"text.held_out_files": tuple(str(value) for value in values)} if values else {}
 
 
 def add_held_out(fields: Mapping[str, Any], held_out: HeldOut | None) -> dict[str, Any]:
