@@ -121,9 +121,9 @@ def rank(keys: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
     new = np.empty(len(keys), dtype=bool)
     new[:1] = True
     np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
-    places = np.empty(len(keys), dtype=np.int64)
-    places[order] = np.cumsum(new) - 1
-    return ordered[new], places
+    ranks = np.empty(len(keys), dtype=np.int64)
+    ranks[order] = np.cumsum(new) - 1
+    return ordered[new], ranks
 
 
 def sorting_order(keys: np.ndarray, bound: int) -> np.ndarray:
@@ -141,9 +141,9 @@ def sorting_order(keys: np.ndarray, bound: int) -> np.ndarray:
 def tally(keys: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
     """The different keys in increasing order, and how many there are of each; `keys`, below `bound`, are sorted."""
     if bound <= len(keys):
-        found = np.bincount(keys, minlength=bound)
-        there = np.flatnonzero(found)
-        return there, found[there]
+        counts = np.bincount(keys, minlength=bound)
+        there = np.flatnonzero(counts)
+        return there, counts[there]
     keys.sort()
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
     return keys[starts], np.diff(np.append(starts, len(keys)))
@@ -161,7 +161,7 @@ def locate(table: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """The index of each key in the increasing `table`, -1 where it is absent; keys below 0 are always absent."""
     order = sorting_order(np.maximum(keys, 0), int(keys.max(initial=0)) + 1)
     wanted = keys[order]
-    places = np.minimum(np.searchsorted(table, wanted), len(table) - 1)
-    found = np.empty(len(keys), dtype=np.int64)
-    found[order] = np.where(table[places] == wanted, places, -1)
-    return found
+    candidates = np.minimum(np.searchsorted(table, wanted), len(table) - 1)
+    indices = np.empty(len(keys), dtype=np.int64)
+    indices[order] = np.where(table[candidates] == wanted, candidates, -1)
+    return indices

@@ -40,8 +40,8 @@ class PredictorData(RecipeData):
         """The whole held-out text; each token after the first is scored once."""
         stride = HELD_OUT_WINDOW if self.extra else self.n_ctx
         per_batch = max(1, self.batch * self.n_ctx // stride)
-        found = windows(self.tokens.part("held_out"), stride + self.extra, stride, per_batch)
-        return (self._pass(b.inputs, b.targets, self.tensor(b.counts)) for b in found if b.counts is not None)
+        batches = windows(self.tokens.part("held_out"), stride + self.extra, stride, per_batch)
+        return (self._pass(b.inputs, b.targets, self.tensor(b.counts)) for b in batches if b.counts is not None)
 
     def _pass(self, inputs: np.ndarray, targets: np.ndarray, counts: Tensor) -> MicroBatch:
         return MicroBatch(self.tensor(inputs), self.tensor(targets), counts=counts)
@@ -50,8 +50,8 @@ class PredictorData(RecipeData):
 def counted_loss(network: nn.Module, device: torch.device, precision: str) -> Loss:
     """The sum of -log P over the targets that count, in nats."""
 
-    def loss(given: MicroBatch) -> Tensor:
+    def loss(batch: MicroBatch) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-            return (token_losses(network, given) * given.counts).sum()  # type: ignore[arg-type]
+            return (token_losses(network, batch) * batch.counts).sum()  # type: ignore[arg-type]
 
     return loss

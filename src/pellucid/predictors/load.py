@@ -60,12 +60,12 @@ def load_predictor(
 
 def at_checkpoint(recipe: PredictorRecipe, run: Path, checkpoint: str) -> tuple[nn.Module, int]:
     """The network at a checkpoint (best, last or a step), and the step of that checkpoint."""
-    found = named_checkpoint(run, checkpoint)
-    where = f"{run}, step {found.step}"
-    check_stored(shapes_of(found.weights), 1, lambda: size_of(make_network, recipe.model), where)
+    stored = named_checkpoint(run, checkpoint)
+    where = f"{run}, step {stored.step}"
+    check_stored(shapes_of(stored.weights), 1, lambda: size_of(make_network, recipe.model), where)
     network = make_network(recipe.model)
-    load_state(network, found.weights, where)
-    return network.eval(), found.step
+    load_state(network, stored.weights, where)
+    return network.eval(), stored.step
 
 
 def make_network(choices: Any) -> NeuralProbabilistic | Recurrent:

@@ -97,16 +97,16 @@ class MixedWithNGram(TextTrainable[TextRecipeT]):
 
     def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
         super().read(reporter, interruption, run_dir)
-        whole = self.tokens.part("train")
+        train = self.tokens.part("train")
         if run_dir is None:
-            ranges = ranges_to_set_aside(len(whole))
+            ranges = ranges_to_set_aside(len(train))
         else:
             data = read_json(run_dir / "data.json", self.data_shape)
             if self.difference(data):
                 return  # which the pipeline refuses
             ranges = [(start, stop) for start, stop in data["set_aside"]]
-        self.ranges, self.aside = ranges, [whole.select([one]) for one in ranges]
-        self.tokens = self.tokens.with_parts(train=whole.without(ranges))
+        self.ranges, self.aside = ranges, [train.select([one]) for one in ranges]
+        self.tokens = self.tokens.with_parts(train=train.without(ranges))
 
     def prepare(self, interruption: Interruption, pace: Pace | None) -> list[str]:
         began = time.monotonic()

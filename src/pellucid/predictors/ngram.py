@@ -133,12 +133,12 @@ class NGram:
     def __post_init__(self):
         self.is_interpolated = self.choices.smoothing.endswith("kneser-ney")
         if self.is_interpolated:
-            found = [discounts_of(level.counts, self.choices.smoothing) for level in self.levels]
-            self.discounts = [d for d, _ in found]
+            discounts = [discounts_of(level.counts, self.choices.smoothing) for level in self.levels]
+            self.discounts = [d for d, _ in discounts]
             self.notes = [
                 f"order {k + 1}: the counts of counts {n} do not determine the discounts, "
                 f"which are {', '.join(f'{x:g}' for x in d)} instead"
-                for k, (d, n) in enumerate(found)
+                for k, (d, n) in enumerate(discounts)
                 if n
             ]
 
@@ -221,8 +221,8 @@ class NGram:
         """
         context = checked(np.asarray(context, dtype=np.int64), self.choices.n_vocab)
         padded = np.full((1, self.reach), -1, dtype=np.int64)
-        kept = context[max(len(context) - self.reach, 0) :]
-        padded[0, self.reach - len(kept) :] = kept
+        last = context[max(len(context) - self.reach, 0) :]
+        padded[0, self.reach - len(last) :] = last
         return self.distributions(padded)[0]
 
     def context_levels(self, context: Any) -> list[ContextLevel]:
@@ -353,8 +353,9 @@ def discounts_of(counts: np.ndarray, smoothing: str) -> tuple[tuple[float, ...],
     if not all(n):
         return FALLBACK[smoothing], n
     d = n[0] / (n[0] + 2 * n[1])
-    found = tuple(k - (k + 1) * d * n[k] / n[k - 1] for k in (1, 2, 3))
-    return (found, []) if all(0 < x <= k for k, x in zip((1, 2, 3), found, strict=True)) else (FALLBACK[smoothing], n)
+    discounts = tuple(k - (k + 1) * d * n[k] / n[k - 1] for k in (1, 2, 3))
+    are_possible = all(0 < x <= k for k, x in zip((1, 2, 3), discounts, strict=True))
+    return (discounts, []) if are_possible else (FALLBACK[smoothing], n)
 
 
 def checked(ids: Any, n_vocab: int) -> np.ndarray:

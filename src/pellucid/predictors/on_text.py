@@ -193,8 +193,8 @@ class _Scored:
 
 def recipe_of(run: Path) -> Recipe:
     """The recipe of a run of any kind that is trained on text."""
-    found: Any = read_recipe(run) if run_kind(run) == "transformer" else read_predictor_recipe(run)
-    return found
+    recipe: Any = read_recipe(run) if run_kind(run) == "transformer" else read_predictor_recipe(run)
+    return recipe
 
 
 def tokens_of(run: Path, recipe: Recipe, progress: Progress | None, *, trust: Trust = False) -> Tokens:

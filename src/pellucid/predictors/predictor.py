@@ -135,21 +135,21 @@ class Predictor:
         The first token of the text is found as in `pellucid.generate.score`. Raises ScoringError where
         there is nothing to score, or maximum likelihood has no prediction for a token.
         """
-        whole = prefix + text
-        ids, border = self.tokenizer.encode(whole), len(self.tokenizer.encode(prefix.rstrip()))
+        full_text = prefix + text
+        ids, border = self.tokenizer.encode(full_text), len(self.tokenizer.encode(prefix.rstrip()))
         if len(ids) <= border:
             raise ScoringError("there is no token to score: give more text")
         opening = self.tokenizer.opening
-        given, start = np.array([*opening, *ids]), len(opening) + border
-        log_probs = self.log_probs(given)[start - 1 :]
+        read_ids, start = np.array([*opening, *ids]), len(opening) + border
+        log_probs = self.log_probs(read_ids)[start - 1 :]
         if np.isnan(log_probs).any():
             raise ScoringError(
                 f"token {border + int(np.isnan(log_probs).argmax())} of the text has a context that training did not "
                 "have, for which maximum likelihood has no prediction: train a smoothed predictor"
             )
-        pieces = token_pieces(self.tokenizer, whole, ids)[border:]
-        why = why_not_comparable(self.tokenizer, whole, ids, border)
-        return Score(ids[border:], pieces, log_probs, start, tuple(given[:start].tolist()), why)
+        pieces = token_pieces(self.tokenizer, full_text, ids)[border:]
+        why = why_not_comparable(self.tokenizer, full_text, ids, border)
+        return Score(ids[border:], pieces, log_probs, start, tuple(read_ids[:start].tolist()), why)
 
     def log_probs(self, ids: np.ndarray) -> np.ndarray:
         """log P of each token after the first given those before it, nats, float64 [len(ids) - 1]."""
@@ -164,10 +164,10 @@ class Reader:
 
     def read(self, rows: Sequence[SequenceState]) -> torch.Tensor:
         """Logits of each row's next token, [rows, n_vocab]; rows of one length are read together."""
-        kept = [[*row.given, *row.generated][-self.reach :] for row in rows]
-        if len({len(tokens) for tokens in kept}) == 1:
-            return self.next_logits(kept)
-        return torch.cat([self.next_logits([tokens]) for tokens in kept])
+        contexts = [[*row.given, *row.generated][-self.reach :] for row in rows]
+        if len({len(tokens) for tokens in contexts}) == 1:
+            return self.next_logits(contexts)
+        return torch.cat([self.next_logits([tokens]) for tokens in contexts])
 
     def next_logits(self, tokens: list[list[int]]) -> torch.Tensor:
         device = next((p.device for p in self.network.parameters()), torch.device("cpu"))

@@ -94,7 +94,7 @@ def make_predictor_recipe(
     train = overlaid(TRAIN, {**of["train"], **length}, "train")
     if kind != "ngram" and not any(getattr(train, name) for name in LENGTHS):
         train = replace(train, minutes=10.0)
-    made = PredictorRecipe(
+    recipe = PredictorRecipe(
         inputs=inputs,
         kind=kind,  # type: ignore[arg-type]
         model=model,
@@ -103,9 +103,9 @@ def make_predictor_recipe(
     )
     if "alpha" in of["model"] and model.smoothing != "add-alpha":
         raise RecipeError("alpha belongs to smoothing=add-alpha: set that too, or leave it out")
-    if kind == "recurrent" and made.text.inside_documents == "yes":
+    if kind == "recurrent" and recipe.text.inside_documents == "yes":
         raise RecipeError("a recurrent predictor keeps its state across documents: leave out text.inside_documents")
-    return made
+    return recipe
 
 
 def described_by_text(recipe: PredictorRecipe, n_vocab: int, separator: int) -> PredictorRecipe:

@@ -39,15 +39,15 @@ def repeats(train: TokenSequence, held_out: TokenSequence, poll: Callable[[], ob
     n = len(held_out) // length
     if not n:
         return Repeats(0.0, 0, length, 0)
-    places = np.unique(np.linspace(0, n - 1, min(n, WINDOWS)).astype(np.int64))
-    rows = np.stack([held_out.read(int(k) * length, int(k + 1) * length) for k in places])
+    starts = np.unique(np.linspace(0, n - 1, min(n, WINDOWS)).astype(np.int64))
+    rows = np.stack([held_out.read(int(k) * length, int(k + 1) * length) for k in starts])
     wanted = window_hashes(rows, length)[:, 0]
     known, searched = np.unique(wanted), min(len(train), SEARCHED)
     there = np.zeros(len(known), dtype=bool)
     for hashes in _overlapping_chunks(train, searched, length):
         poll()
         there[_indices_in_sorted(known, hashes)] = True
-    return Repeats(float(there[np.searchsorted(known, wanted)].mean()), len(places), length, searched)
+    return Repeats(float(there[np.searchsorted(known, wanted)].mean()), len(starts), length, searched)
 
 
 def window_length(part: TokenSequence) -> int:
@@ -83,5 +83,5 @@ def _indices_in_sorted(known: np.ndarray, hashes: np.ndarray) -> np.ndarray:
     table = np.zeros(1 << 22, dtype=bool)
     table[known >> shift] = True
     likely = hashes[table[hashes >> shift]]
-    places = np.minimum(np.searchsorted(known, likely), len(known) - 1)
-    return places[known[places] == likely]
+    candidates = np.minimum(np.searchsorted(known, likely), len(known) - 1)
+    return candidates[known[candidates] == likely]

@@ -89,8 +89,8 @@ def metrics_path(run: Path, name: str, step: int) -> Path:
 
 def steps_of(run: Path) -> list[int]:
     """The steps that have a checkpoint folder, verified or not, in order."""
-    found = (re.fullmatch(r"step-(\d{8,})", p.name) for p in (run / "checkpoints").glob("step-*"))
-    return sorted(int(m[1]) for m in found if m)
+    matches = (re.fullmatch(r"step-(\d{8,})", p.name) for p in (run / "checkpoints").glob("step-*"))
+    return sorted(int(m[1]) for m in matches if m)
 
 
 @dataclass(frozen=True)
@@ -335,10 +335,10 @@ def named_checkpoint(run: Path, name: str, at_once: bool = True) -> Checkpoint:
         raise CheckpointError(f"checkpoint {name!r}: {sentence_on_steps(run)}")
     folder, why = marked_folder(run, "best.json") if name == "best" else (None, "")
     step = step_in_name(folder) if folder else int(name) if name.isdigit() else None
-    found, passed = load_checkpoint(run, step, at_once, folder)
+    checkpoint, passed = load_checkpoint(run, step, at_once, folder)
     for sentence in [*([f"no checkpoint is known to be the best ({why})"] if why else []), *passed]:
-        warnings.warn(f"{run}: {sentence}; taking step {found.step}", stacklevel=3)
-    return found
+        warnings.warn(f"{run}: {sentence}; taking step {checkpoint.step}", stacklevel=3)
+    return checkpoint
 
 
 def mark_best(run: Path, step: int, loss: float) -> None:

@@ -138,12 +138,12 @@ def with_intervals(recipe: RecipeT, asked: Mapping[str, Any]) -> RecipeT:
     An interval of None, or auto, is one that the run chooses: it becomes one of `chosen_intervals`, and keeps its value
     until `choose_intervals_again`. Intervals that the run chose follow those of the evaluations, as in a new run.
     """
-    given = {name: value for name, value in asked.items() if name not in INTERVALS or not is_auto(value)}
+    fixed = {name: value for name, value in asked.items() if name not in INTERVALS or not is_auto(value)}
     own = {*recipe.record.chosen_intervals, *asked}
-    chosen = tuple(name for name in INTERVALS if name in own and name not in given)
-    if "evaluate_every" in given:
-        given = {**dict.fromkeys(chosen, given["evaluate_every"]), **given}
-    return with_record(replace(recipe, train=overlaid(recipe.train, given, "train")), chosen_intervals=chosen)
+    chosen = tuple(name for name in INTERVALS if name in own and name not in fixed)
+    if "evaluate_every" in fixed:
+        fixed = {**dict.fromkeys(chosen, fixed["evaluate_every"]), **fixed}
+    return with_record(replace(recipe, train=overlaid(recipe.train, fixed, "train")), chosen_intervals=chosen)
 
 
 def plan_in_time(recipe: RecipeT, asked: RecipeT, pace: Pace, step: int = 0) -> tuple[RecipeT, str]:

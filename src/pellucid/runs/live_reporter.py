@@ -63,8 +63,8 @@ class LiveReporter(PlainReporter):
             self.bar = Progress(*columns, console=self.console, transient=True)
             self.bar.add_task(phase.name)
             self.bar.start()
-        given = {"completed": phase.done, "total": phase.total or None}
-        self.bar.update(self.bar.task_ids[0], description=how_far(phase), **given)
+        amounts = {"completed": phase.done, "total": phase.total or None}
+        self.bar.update(self.bar.task_ids[0], description=how_far(phase), **amounts)
 
     def finished(self, phase: Phase) -> None:
         self.now = ""

@@ -69,10 +69,10 @@ def timed_update(update: Callable[[], object], poll: Callable[[], object]) -> fl
     return seconds
 
 
-def timed(do: Callable[..., object], *given: int) -> float:
+def timed(do: Callable[..., object], *sizes: int) -> float:
     """Seconds that it takes."""
     began = time.perf_counter()
-    do(*given)
+    do(*sizes)
     return time.perf_counter() - began
 
 

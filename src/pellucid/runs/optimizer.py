@@ -93,12 +93,12 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """Every number the optimiser remembers, as `parameter name/quantity`."""
-        found: dict[str, Tensor] = {}
+        quantities: dict[str, Tensor] = {}
         for part in self.parts:
             for p in part.params:
                 for key, value in part.state[p].items():
-                    found[f"{self.names[p]}/{key}"] = value
-        return found
+                    quantities[f"{self.names[p]}/{key}"] = value
+        return quantities
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Put back what `state` gave; raises KeyError naming the first quantity that is missing."""

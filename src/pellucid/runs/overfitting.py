@@ -25,10 +25,10 @@ class Curve:
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> "Curve":
         """The curve of a run's rows so far."""
-        made = cls()
+        curve = cls()
         for row in rows:
-            made.see(row)
-        return made
+            curve.see(row)
+        return curve
 
     def see(self, row: Mapping[str, Any]) -> None:
         """One row of the metrics."""

@@ -133,11 +133,11 @@ class Pace:
         """
         if state.get("seconds_left", 0.0) <= 0:
             return None
-        made = cls.from_now(state["seconds_left"])
-        made.total = state.get("seconds_in_all", max(60 * recipe.train.minutes, made.total))
-        made.most = state.get("most_steps") or math.inf
-        made.start(state["seconds_per_step"])
-        return made
+        pace = cls.from_now(state["seconds_left"])
+        pace.total = state.get("seconds_in_all", max(60 * recipe.train.minutes, pace.total))
+        pace.most = state.get("most_steps") or math.inf
+        pace.start(state["seconds_per_step"])
+        return pace
 
     def state(self) -> dict[str, float | None]:
         """What a run that is resumed needs to know."""
@@ -153,8 +153,8 @@ class Pace:
         self.reserve = 0.0
         if not counts:
             return
-        kept = math.exp(-seconds / max(AVERAGED_SHARE * self.total, 1e-9))
-        self._seconds, self._steps = kept * self._seconds + seconds, kept * self._steps + 1
+        decay = math.exp(-seconds / max(AVERAGED_SHARE * self.total, 1e-9))
+        self._seconds, self._steps = decay * self._seconds + seconds, decay * self._steps + 1
         self.per_step = self._seconds / self._steps
 
     def waited(self, seconds: float) -> None:

@@ -431,8 +431,8 @@ class Trainer(Generic[RecipeT]):
         if cut:
             n = self.trainable.data.n_held_out
             everything = f"{n:,} held-out tokens"
-            kept = best_step(self.run_dir)
-            compared = part is not None or kept is None
+            best = best_step(self.run_dir)
+            compared = part is not None or best is None
             said = (
                 f"the time for the last evaluation was over after {cut:,} of {everything}, and the loss is over these; "
                 f"a longer run reads all, and so does one of steps with evaluate_tokens={n}"
@@ -440,7 +440,7 @@ class Trainer(Generic[RecipeT]):
                 else f"the last evaluation read {cut:,} of {everything}, its share of the run, and the loss is over "
                 f"these; evaluate_tokens={n} reads all"
             )
-            few = f". They are too few to compare: the checkpoint of step {kept} stays the best"
+            few = f". They are too few to compare: the checkpoint of step {best} stays the best"
             self.reporter.note(said + few * (not compared))
         self.curve.see(row)
         if warning := self.curve.warning(self.trainable.remedies):
