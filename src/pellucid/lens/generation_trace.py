@@ -54,8 +54,8 @@ class GenerationTrace(TapFactory):
         return self._tap(EditContext(keys[:, width - n_queries :], keys, source, rows))
 
     def of_sources(self, lengths: Sequence[int]) -> Tap:
-        places = torch.arange(max(lengths), device=self.device).expand(len(lengths), -1)
-        self.source = torch.where(places < torch.tensor(list(lengths), device=self.device)[:, None], places, -1)
+        positions = torch.arange(max(lengths), device=self.device).expand(len(lengths), -1)
+        self.source = torch.where(positions < torch.tensor(list(lengths), device=self.device)[:, None], positions, -1)
         rows = torch.arange(len(lengths), device=self.device)
         return self._tap(EditContext(self.source, self.source, self.source, rows))
 
@@ -111,14 +111,14 @@ class GenerationTrace(TapFactory):
         nothing = {"scores": -torch.inf, "pattern": 0.0}.get(name.rpartition(".")[2], torch.nan)
         joined = first.new_full(shape, nothing)
         for (_, _, x), span in zip(pieces, spans, strict=True):
-            places, source = [slice(None)] * joined.ndim, x
+            indices, source = [slice(None)] * joined.ndim, x
             for k, along in span.items():
                 real = (along >= 0).nonzero().flatten()
                 source = source.index_select(k - 1, real)
                 shape_here = [1] * joined.ndim
                 shape_here[k - 1] = -1
-                places[k - 1] = along[real]
-            joined = _assign_along_axes(joined, places, source)
+                indices[k - 1] = along[real]
+            joined = _assign_along_axes(joined, indices, source)
         return joined[None]
 
 
@@ -144,8 +144,8 @@ def generate_traced(
     return generated, watch.tensors()
 
 
-def _assign_along_axes(into: Tensor, places: list, values: Tensor) -> Tensor:
+def _assign_along_axes(into: Tensor, indices: list, values: Tensor) -> Tensor:
     """Write `values` at the given indices along some of the axes."""
-    grids = [p if isinstance(p, Tensor) else torch.arange(n) for p, n in zip(places, into.shape, strict=True)]
+    grids = [p if isinstance(p, Tensor) else torch.arange(n) for p, n in zip(indices, into.shape, strict=True)]
     into[torch.meshgrid(*(g.to(into.device) for g in grids), indexing="ij")] = values
     return into

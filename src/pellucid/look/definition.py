@@ -30,15 +30,15 @@ def place_of(name: str, block: str) -> SourceLine:
     """Where the definition computes a tensor, in a model or an encoder with blocks of this kind."""
     words = re.sub(r"\.\d+|(?<=expert_)\d+", "", name).split(".")
     for key in (".".join(words[-2:]), words[-1], ""):
-        if places := tap_places().get(key):
-            return next((place for place in places if place.function == f"{block}_block"), places[0])
+        if lines := tap_places().get(key):
+            return next((line for line in lines if line.function == f"{block}_block"), lines[0])
     raise LookupError(f"the definition has no tap of {name}")
 
 
 @cache
 def tap_places() -> dict[str, list[SourceLine]]:
     """Each place of the definition that taps a tensor, by the tensor's name without its block; "" for any norm."""
-    places: dict[str, list[SourceLine]] = {}
+    lines_by_key: dict[str, list[SourceLine]] = {}
     for file in TAPPING:
         function, first, scope = "", 0, ""
         for number, line in enumerate(package_lines(file)):
@@ -48,8 +48,8 @@ def tap_places() -> dict[str, list[SourceLine]]:
                 scope = f"{match[1]}." if match[1] else ""
             keys = [key or "" for key in TAP.findall(line)] + [scope + key for key in INNER.findall(line)]
             for key in keys:
-                places.setdefault(key, []).append(SourceLine(file, function, number - first))
-    return places
+                lines_by_key.setdefault(key, []).append(SourceLine(file, function, number - first))
+    return lines_by_key
 
 
 @cache

@@ -203,16 +203,16 @@ def patch_lines(model: Model, body: PatchBody) -> Iterator[dict[str, Any]]:
     }
     if not body.exact:
         return
-    places = {position: k for k, position in enumerate(pair.positions)}
+    row_of = {position: k for k, position in enumerate(pair.positions)}
     rows = {layer: k for k, layer in enumerate(pair.layers)}
     exact = pair.ends[1].new_zeros([len(pair.layers), len(pair.positions), *([pair.n_heads] if pair.n_heads else [])])
     total, done = exact.numel(), 0
     for part in pair.exact_parts():
         cells = []
         for (position, head), value in zip(part.cells, part.values.tolist(), strict=True):
-            where = (rows[part.layer], places[position]) + ((head,) if pair.n_heads else ())
+            where = (rows[part.layer], row_of[position]) + ((head,) if pair.n_heads else ())
             exact[where] = value
-            cells.append([places[position], head, json_number(value)])
+            cells.append([row_of[position], head, json_number(value)])
         done += len(cells)
         yield {"kind": "exact", "layer": part.layer, "cells": cells, "done": done, "total": total}
     agreement = {} if estimate is None else pair.result(exact, estimate).agreement

@@ -151,8 +151,8 @@ def held_out_texts(model: Model, tokens: Tokens, most: int) -> Iterator[tuple[st
             yield text_from(tokenizer, part, int(part.starts[k]), most), ""
         else:
             text = text_from(tokenizer, part, spot, most)
-            found = (re.search(beginning, text[: len(text) * 2 // 3]) for beginning in BEGINNINGS)
-            yield text[next((match.end() for match in found if match), 0) :], ""
+            matches = (re.search(beginning, text[: len(text) * 2 // 3]) for beginning in BEGINNINGS)
+            yield text[next((match.end() for match in matches if match), 0) :], ""
 
 
 def text_from(tokenizer: Tokenizer, part: TokenSequence, start: int, most: int) -> str:

@@ -92,9 +92,9 @@ def column(a: Architecture) -> dict[str, Any]:
     parts: dict[str, list[dict[str, Any]]] = {}
     definitions: dict[str, dict[str, Any]] = {}
     for step in model_steps(a):
-        place = place_of(step.name, stack_of(step.name, a).block)
-        key = f"{place.file}:{place.function}"
-        definitions.setdefault(key, source_text(place.file, place.function))
+        source = place_of(step.name, stack_of(step.name, a).block)
+        key = f"{source.file}:{source.function}"
+        definitions.setdefault(key, source_text(source.file, source.function))
         parts.setdefault(step.part, []).append(
             {
                 "name": step.name,
@@ -103,7 +103,7 @@ def column(a: Architecture) -> dict[str, Any]:
                 "math": mathml(step.equation),
                 "axes": axes(step.name)[1:],
                 "definition": key,
-                "line": place.line,
+                "line": source.line,
             }
         )
     return {"parts": [{"name": name, "steps": steps} for name, steps in parts.items()], "definitions": definitions}

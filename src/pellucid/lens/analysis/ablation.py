@@ -108,8 +108,8 @@ def _substitute(t: Recording, other: Recording, name: str, kind: str) -> Tensor:
     if kind == "resample":
         rows = torch.arange(t.ids.size(0), device=x.device)
         return x[(rows - 1) % x.size(0)] if other is t else x[rows % x.size(0)]
-    places = x.movedim(axes(name).index("i" if "i" in axes(name) else "j"), 1)
-    mean = places[other.inputs_of(name).real].mean(0)
+    by_position = x.movedim(axes(name).index("i" if "i" in axes(name) else "j"), 1)
+    mean = by_position[other.inputs_of(name).real].mean(0)
     return mean[None, :, None] if x.ndim == 4 else mean[None, None]
 
 

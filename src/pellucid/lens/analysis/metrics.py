@@ -124,8 +124,8 @@ def kl(to: Recording | None = None, pos: int = -1) -> Metric:
         other = t if to is None else to
         if len(other.inputs.lengths) != len(t.inputs.lengths):
             raise InputError(f"KL to a trace of {len(other.inputs.lengths)} rows from {len(t.inputs.lengths)} rows")
-        places = [other.position(pos, row) for row in range(len(other.inputs.lengths))]
-        reference = torch.stack([other.logits[row, position] for row, position in enumerate(places)])
+        indices = [other.position(pos, row) for row in range(len(other.inputs.lengths))]
+        reference = torch.stack([other.logits[row, position] for row, position in enumerate(indices)])
         expected = _precise(reference.detach()).log_softmax(-1)
 
         def measure(logits: Tensor, rows: Tensor) -> Tensor:

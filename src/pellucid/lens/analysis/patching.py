@@ -332,7 +332,9 @@ def _position_groups(positions: Sequence[int] | str, n: int) -> list[int | None]
     return list(positions)
 
 
-def _estimate(good: Recording, bad: Recording, corrupt: Tensor, names: list[str], places: list[int | None]) -> Tensor:
+def _estimate(
+    good: Recording, bad: Recording, corrupt: Tensor, names: list[str], positions: list[int | None]
+) -> Tensor:
     """corrupt + (clean - corrupt activation) . gradient, from one backward pass [layer, pos(, head)].
 
     `corrupt` is the metric of the corrupt run, in the graph of the tensors `names` of `bad`.
@@ -344,7 +346,7 @@ def _estimate(good: Recording, bad: Recording, corrupt: Tensor, names: list[str]
         gain = (change * slopes[name]).sum(-1)[0]
         by_place = gain.T if gain.ndim == 2 else gain  # [pos(, head)]
         total = by_place.sum(0, keepdim=True)
-        rows.append(total if places == [None] else by_place[[p for p in places if p is not None]])
+        rows.append(total if positions == [None] else by_place[[p for p in positions if p is not None]])
     return corrupt.detach() + torch.stack(rows)
 
 

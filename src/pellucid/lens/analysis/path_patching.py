@@ -88,13 +88,15 @@ def path_patch(
     held = (".attn.z", ".cross.z", ".mlp_out") if mlps == "frozen" else (".attn.z", ".cross.z")
     edits = [change.freeze(n, good) for n in names(model.architecture) if n.endswith(held)]
     edits += [_head_edit(change.resample, name, bad[name], sender[1])]
-    heard = Recording(model, one, ends, edits)
+    patched = Recording(model, one, ends, edits)
     if receivers:
-        told = [_head_edit(change.set_to, n, heard[n], head) for n, (_, head) in zip(ends, receivers, strict=True)]
-        heard = Recording(model, one, (), told)
+        receiver_edits = [
+            _head_edit(change.set_to, n, patched[n], head) for n, (_, head) in zip(ends, receivers, strict=True)
+        ]
+        patched = Recording(model, one, (), receiver_edits)
     # one function of logits for all three: KL compares each with the clean run, a loss scores the clean text's tokens
     prepared = PreparedMetric(metric, good)
-    measured = [float(prepared(t.logits.detach()).mean()) for t in (good, bad, heard)]
+    measured = [float(prepared(t.logits.detach()).mean()) for t in (good, bad, patched)]
     return PathEffect(name_of_metric(metric, "the clean text"), *measured)
 
 

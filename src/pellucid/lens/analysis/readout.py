@@ -79,8 +79,8 @@ def readout_of(t: Recording) -> Readout:
 
 def is_readout_edited(t: Recording) -> bool:
     """Whether an edit behind the last stream changed the logits before the cap, which no write to it explains."""
-    places = ("final_norm", "final_norm.normalized") + (() if t.architecture.logit_cap else ("logits",))
-    return any(edit.name in places for edit in t.edits)
+    tensors = ("final_norm", "final_norm.normalized") + (() if t.architecture.logit_cap else ("logits",))
+    return any(edit.name in tensors for edit in t.edits)
 
 
 def about_the_readout(t: Recording) -> str:

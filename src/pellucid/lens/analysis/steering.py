@@ -57,9 +57,9 @@ def mean_activation(
         if full == "loss":
             raise InputError("the loss is no tensor that an edit changes: its mean over a text is trace(text).loss")
         inputs = t.inputs_of(full)
-        places = t[full].movedim(next(k for k, letter in enumerate(axes(full)) if letter in "ij"), 1)
+        rows = t[full].movedim(next(k for k, letter in enumerate(axes(full)) if letter in "ij"), 1)
         # sums are taken in float64, which MPS lacks
-        total, count = total + places[inputs.real].cpu().double().sum(0), count + sum(inputs.lengths)
+        total, count = total + rows[inputs.real].cpu().double().sum(0), count + sum(inputs.lengths)
     weight = model.network.embed.token.weight
     mean = (total / count).to(weight.dtype).to(weight.device)
     return mean[None, :, None] if mean.ndim == 2 else mean[None, None]

@@ -35,8 +35,8 @@ class EditContext:
             assert self.source is not None
             return self.source
         # keys and values are computed for the new columns only; the cache has the others
-        places = self.keys if letter == "j" and "i" in axes(full) else self.queries
-        return places[:, -n:]  # in generation the logits are computed for the last column only
+        numbers = self.keys if letter == "j" and "i" in axes(full) else self.queries
+        return numbers[:, -n:]  # in generation the logits are computed for the last column only
 
 
 def edit_context(real: Tensor, source_real: Tensor | None = None) -> EditContext:
@@ -86,8 +86,8 @@ def check_reached(edits: Sequence[Edit], frame: EditContext) -> None:
             if option == "row":
                 n, what = len(frame.rows), "rows"
             else:
-                places = frame.places(edit.name, letters[axis_of(option, letters)], width)
-                n, what = int(places.max()) + 1, "positions"
+                numbers = frame.places(edit.name, letters[axis_of(option, letters)], width)
+                n, what = int(numbers.max()) + 1, "positions"
             last = indices.start or 0 if isinstance(indices, slice) else max(indices)
             if last >= n:
                 raise EditError(f"{option} = {last} of {edit.name}: this input has {n} {what}, counted from 0")
@@ -186,9 +186,9 @@ def _aligned(edit: Edit, x: Tensor, frame: EditContext) -> tuple[Tensor, Tensor]
         value = value[frame.rows % value.size(0)]
     for axis, letter in enumerate(axes(edit.name)):
         if letter in "ij" and value.size(axis) > 1:
-            places = frame.places(edit.name, letter, x.size(axis))
-            reached = reached & _along((places >= 0) & (places < value.size(axis)), axis, x.ndim)
-            value = torch.take_along_dim(value, _along(places.clamp(0, value.size(axis) - 1), axis, x.ndim), axis)
+            numbers = frame.places(edit.name, letter, x.size(axis))
+            reached = reached & _along((numbers >= 0) & (numbers < value.size(axis)), axis, x.ndim)
+            value = torch.take_along_dim(value, _along(numbers.clamp(0, value.size(axis) - 1), axis, x.ndim), axis)
     return value, reached
 
 

@@ -269,8 +269,8 @@ def show_patching(patching: Patching) -> Figure:
     rows = [f"{layer}.{h}" for layer in patching.layers for h in range(n_heads)] or [
         f"block {l}" for l in patching.layers
     ]
-    places = [p for p in patching.positions if p is not None]
-    columns = [patching.tokens[p] for p in places] or ["all positions"]
+    positions = [p for p in patching.positions if p is not None]
+    columns = [patching.tokens[p] for p in positions] or ["all positions"]
     how = "each place exactly" if patching.exact is not None else "estimated by one backward pass"
     note = (
         f"{patching.metric}: {patching.clean:.4g} in the clean run, {patching.corrupt:.4g} in the corrupt one. The "
@@ -281,7 +281,7 @@ def show_patching(patching: Patching) -> Figure:
         note += f" Estimates by one backward pass correlate with it at {patching.agreement['correlation']:.3g}."
     title = f"Patching {patching.site}"
     panel = matrix_panel(title, note, by_row, rows, columns, " at ")
-    return Figure(title, [panel | ({"places": places} if places else {})])
+    return Figure(title, [panel | ({"places": positions} if positions else {})])
 
 
 @show.register(Ablation)

@@ -40,8 +40,8 @@ class Composition:
         """The k strongest pairs: ((layer, head) of the writer, of the reader, score)."""
         flat = self.scores.flatten().nan_to_num(-torch.inf)
         best = flat.topk(min(k, int((flat > -torch.inf).sum())))
-        places = [torch.unravel_index(i, self.scores.shape) for i in best.indices]
-        rows = [tuple(int(n) for n in indices) for indices in places]
+        cells = [torch.unravel_index(i, self.scores.shape) for i in best.indices]
+        rows = [tuple(int(n) for n in indices) for indices in cells]
         return [((r[0], r[1]), (r[2], r[3]), float(x)) for r, x in zip(rows, best.values, strict=True)]
 
 
