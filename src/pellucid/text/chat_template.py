@@ -211,12 +211,12 @@ class ChatTemplate:
             return None
         roles = tuple(message["role"] for message in messages)
         around = around_answers(self, roles, now) if all(role in ROLES for role in roles) else None
-        places = places_of_contents(stretches)
+        spans = places_of_contents(stretches)
         areas = []
         for i, message in enumerate(messages):
             if around is None or not is_learned(message):
                 continue
-            (before, behind), (start, end) = around[i], places.get(i, (0, 0))
+            (before, behind), (start, end) = around[i], spans.get(i, (0, 0))
             intact = start < end and text[start:end].strip() == message["content"].strip()
             if not intact or not text.startswith(behind, end) or not text.endswith(before, 0, start):
                 return None
@@ -259,27 +259,27 @@ def around_answers(
     turns = [i for i, message in enumerate(messages) if is_learned(message)]
     try:
         text, stretches = template._render([(messages, False)], now)[0]
-        areas, places = template._answers(messages, text, now), places_of_contents(stretches)
+        areas, spans = template._answers(messages, text, now), places_of_contents(stretches)
     except ChatError:
         return None
-    if any(text[slice(*places.get(i, (0, 0)))] != messages[i]["content"] for i in turns):
+    if any(text[slice(*spans.get(i, (0, 0)))] != messages[i]["content"] for i in turns):
         return None
     return {
-        i: (text[start : places[i][0]], text[places[i][1] : end]) for i, (start, end) in zip(turns, areas, strict=True)
+        i: (text[start : spans[i][0]], text[spans[i][1] : end]) for i, (start, end) in zip(turns, areas, strict=True)
     }
 
 
 def places_of_contents(stretches: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
     """Where the text of each message, whose role is a known one, starts and ends; those that are cut are left out."""
-    places: dict[int, tuple[int, int]] = {}
+    spans: dict[int, tuple[int, int]] = {}
     at, cut = 0, set()
     for origin, length in stretches:
         number = origin - sandbox.FIRST_MESSAGE
         if number >= 0:
-            cut |= {number} & places.keys()
-            places[number] = (at, at + length)
+            cut |= {number} & spans.keys()
+            spans[number] = (at, at + length)
         at += length
-    return {number: span for number, span in places.items() if number not in cut}
+    return {number: span for number, span in spans.items() if number not in cut}
 
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:
@@ -486,9 +486,9 @@ class TemplateProcess:
         assert package is not None
         assert package.origin is not None
         command = [sys.executable, "-I", sandbox.__file__, str(Path(package.origin).parent.parent)]
-        kept = {name: value for name, value in environ.items() if name in ("TZ", "LD_LIBRARY_PATH", "SYSTEMROOT")}
+        variables = {name: value for name, value in environ.items() if name in ("TZ", "LD_LIBRARY_PATH", "SYSTEMROOT")}
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=kept)
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=variables)
         weakref.finalize(self, end_process, self._process)
         return self._process
 

@@ -86,8 +86,8 @@ def survey(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> Survey:
         ids = np.concatenate([*tokenizer.encode_pieces([text]), np.zeros(0, dtype=np.int64)])
         result.counts += np.bincount(ids, minlength=tokenizer.n_vocab)
         script = script_of(text[:SCRIPT_CHARACTERS])
-        places = result.by_file.setdefault(name, Measure()), result.by_script.setdefault(script, Measure())
-        for measure in (result.total, *places):
+        measures = result.by_file.setdefault(name, Measure()), result.by_script.setdefault(script, Measure())
+        for measure in (result.total, *measures):
             measure.add(text, ids, tokenizer.unknown)
     return result
 

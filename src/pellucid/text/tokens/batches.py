@@ -145,11 +145,11 @@ class Batches:
 
 def drawn_numbers(step: int, batch: int, n: int, seed: int) -> np.ndarray:
     """The numbers of a step's items, int64 [batch]: item g of a run is the g-th of the epochs' orders of `n` items."""
-    epochs, places = np.divmod(np.arange(step * batch, (step + 1) * batch), n)
+    epochs, indices = np.divmod(np.arange(step * batch, (step + 1) * batch), n)
     numbers = np.empty(batch, dtype=np.int64)
     for epoch in np.unique(epochs):
         here = epochs == epoch
-        numbers[here] = permute(places[here].astype(np.uint64), n, seed, int(epoch))
+        numbers[here] = permute(indices[here].astype(np.uint64), n, seed, int(epoch))
     return numbers
 
 

@@ -256,8 +256,8 @@ def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     lines.sort()
     one, other = old["tokenizer"], new["tokenizer"]
     if one["hash"] != other["hash"]:
-        told = (f"{t['kind']} {t['hash'][:12]} of {t['n_vocab']} ids" for t in (one, other))
-        lines.append("the tokenizer changed, from {} to {}".format(*told))
+        tokenizers = (f"{t['kind']} {t['hash'][:12]} of {t['n_vocab']} ids" for t in (one, other))
+        lines.append("the tokenizer changed, from {} to {}".format(*tokenizers))
     if "chat_template" in old and old["chat_template"] != new.get("chat_template"):
         lines.append("the chat template changed")
     for name in old["split"].keys() | new["split"].keys():
