@@ -40,8 +40,8 @@ class SampledDropout(nn.Dropout):
     def forward(self, input: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         if self.samples is None or not self.draws_by_sample:
             return super().forward(input)
-        kept = kept_entries(input, self.samples, self.place, self.first, self.p)
-        return torch.where(kept, input, 0.0) * (1 / (1 - self.p))
+        is_kept = kept_entries(input, self.samples, self.place, self.first, self.p)
+        return torch.where(is_kept, input, 0.0) * (1 / (1 - self.p))
 
 
 def kept_entries(

@@ -43,13 +43,13 @@ def rows_of_ngrams(
     """For each n of `orders` the rows of the last positions' n-grams, and whether there are n tokens so far."""
     longest, n_new = max(map(int, orders)), positions.size(-1)
     tokens = F.pad(history + 1, (longest - 1, 0))[:, -n_new - longest + 1 :]
-    row, found = torch.zeros_like(tokens[:, :n_new]), []
+    row, rows = torch.zeros_like(tokens[:, :n_new]), []
     for k in range(longest):
         back = tokens[:, longest - 1 - k :][:, :n_new]
         row = (row + back * pow(PRIME, k, MODULUS)) % MODULUS
         if str(k + 1) in orders:
-            found.append((str(k + 1), row % n_rows, (positions >= k) & (back > 0)))
-    return found
+            rows.append((str(k + 1), row % n_rows, (positions >= k) & (back > 0)))
+    return rows
 
 
 class Embed(nn.Module):

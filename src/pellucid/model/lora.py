@@ -40,9 +40,9 @@ class LoRALinear(nn.Linear):
     def merged(self) -> nn.Linear:
         """One linear map that does the same."""
         with without_memory():
-            made = nn.Linear(self.in_features, self.out_features)
-        made.weight, made.bias = nn.Parameter((self.weight + self.scale * self.B @ self.A).detach()), self.bias
-        return made
+            linear = nn.Linear(self.in_features, self.out_features)
+        linear.weight, linear.bias = nn.Parameter((self.weight + self.scale * self.B @ self.A).detach()), self.bias
+        return linear
 
 
 class KeepsIds(nn.Module):

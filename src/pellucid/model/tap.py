@@ -84,9 +84,9 @@ class Recorder(Tap):
         seen: Callable[[Tap], Tensor] | None = None,
     ) -> Tensor:
         full = [self.prefix + name for name in names]
-        kept = any(name in self.keep for name in full)
-        if any(name in self.edits for name in full) or (kept and self.grad):
+        is_kept = any(name in self.keep for name in full)
+        if any(name in self.edits for name in full) or (is_kept and self.grad):
             return written(self)
-        if kept:
+        if is_kept:
             (seen or written)(self)
         return fused()

@@ -200,19 +200,19 @@ def load_into(own: Mapping[str, Tensor], state: Mapping[str, Tensor], where: str
 
 
 def check_same_shapes(
-    own: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]], where: str = "the weights"
+    own: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]], where: str = "the weights"
 ) -> None:
     """Raise WeightsError, which begins with `where`, unless both have the same names and shapes."""
-    missing, extra = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
+    missing, extra = sorted(own.keys() - stored.keys()), sorted(stored.keys() - own.keys())
     if missing or extra:
         raise WeightsError(
             f"{where} and the architecture differ: missing {_name_a_few(missing)}, left over {_name_a_few(extra)}; "
             "is architecture.json the one these weights were saved with?"
         )
     for name, shape in own.items():
-        if shape != given[name]:
+        if shape != stored[name]:
             raise WeightsError(
-                f"{where}: {name} has shape {list(given[name])}, the architecture asks for {list(shape)}"
+                f"{where}: {name} has shape {list(stored[name])}, the architecture asks for {list(shape)}"
             )
 
 

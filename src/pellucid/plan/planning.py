@@ -153,7 +153,7 @@ def make_plan(
     t = choice.recipe.train
     recipe = with_train(recipe, precision=t.precision, attention=t.attention, compile=t.compile)
     memory = training_memory(recipe)
-    made = Plan(
+    plan = Plan(
         name=name,
         recipe=recipe,
         parameters={part: n for part, n in parameters.items() if n},
@@ -168,7 +168,7 @@ def make_plan(
         elsewhere=[_plan_for_accelerator(recipe, other, precision) for other in others],
         on_processes=on_processes,
     )
-    return made if made.fits else replace(made, changes=changes_that_help(recipe))
+    return plan if plan.fits else replace(plan, changes=changes_that_help(recipe))
 
 
 def check_size(a: Architecture) -> None:

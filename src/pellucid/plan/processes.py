@@ -153,8 +153,8 @@ def divided_architecture(a: Architecture, tensor: int) -> Architecture:
                 f"{name} = {size:,} is not divisible by tensor = {tensor}: choose a divisor of {size:,} for tensor, or "
                 f"{near} for {name}"
             )
-    whole = {"n_ctx": a.n_ctx, "attention.d_head": a.d_head}  # every process reads all positions in turn
-    return a.with_fields({name: size // tensor for name, size in sizes.items()} | whole)
+    unchanged = {"n_ctx": a.n_ctx, "attention.d_head": a.d_head}  # every process reads all positions in turn
+    return a.with_fields({name: size // tensor for name, size in sizes.items()} | unchanged)
 
 
 def shard_shape(shape: torch.Size, shard: int) -> torch.Size:

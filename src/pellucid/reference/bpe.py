@@ -64,9 +64,9 @@ def merge_pair(sequence: Sequence[int], pair: Pair, new: int) -> list[int]:
     """Every occurrence of the pair replaced by `new`, from left to right.   S0 1.1; erratum E-12 for s = s'."""
     out, i = [], 0
     while i < len(sequence):
-        found = tuple(sequence[i : i + 2]) == pair
-        out.append(new if found else sequence[i])
-        i += 2 if found else 1
+        is_pair = tuple(sequence[i : i + 2]) == pair
+        out.append(new if is_pair else sequence[i])
+        i += 2 if is_pair else 1
     return out
 
 
@@ -133,8 +133,8 @@ def bpe_encode(text: str, bpe: BPE, *, order: str = "lowest-rank", allowed_speci
     """
     allowed = sorted(set(allowed_special), key=len, reverse=True)
     for name in allowed:
-        before, found, after = text.partition(name)
-        if found:
+        before, separator, after = text.partition(name)
+        if separator:
             around = [bpe_encode(part, bpe, order=order, allowed_special=allowed) for part in (before, after)]
             return [*around[0], special_token(name, bpe), *around[1]]
     merge = {"lowest-rank": _merge_by_rank, "sequential": _merge_in_order}[order]

@@ -35,12 +35,12 @@ def apply_edit(edit: Edit, x: np.ndarray) -> np.ndarray:
     """
     letters = axes(edit.name)
     applies = np.ones(x.shape, bool)
-    for place in AXES_OF_SELECTION:
-        given = getattr(edit, place)
-        if given is not None:
-            axis = min(letters.index(letter) for letter in AXES_OF_SELECTION[place] if letter in letters)
+    for option in AXES_OF_SELECTION:
+        selection = getattr(edit, option)
+        if selection is not None:
+            axis = min(letters.index(letter) for letter in AXES_OF_SELECTION[option] if letter in letters)
             n = x.shape[axis]
-            numbers = range(*given.indices(n)) if isinstance(given, slice) else [k for k in given if k < n]
+            numbers = range(*selection.indices(n)) if isinstance(selection, slice) else [k for k in selection if k < n]
             here = np.zeros(n, bool)
             here[list(numbers)] = True
             applies &= here.reshape([-1 if k == axis else 1 for k in range(x.ndim)])

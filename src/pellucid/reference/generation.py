@@ -121,8 +121,8 @@ def transformer_step(
     end = cache.length + len(tokens)
     tap = TensorRecorder({name: extended(name) for name in names})
     before = np.asarray(cache.tokens, np.int64)
-    places = np.arange(cache.length, end)
-    logits = forward(a, weights, np.asarray(tokens), positions=places, before=before, tap=tap, **reading)
+    positions = np.arange(cache.length, end)
+    logits = forward(a, weights, np.asarray(tokens), positions=positions, before=before, tap=tap, **reading)
     return logits, ReferenceCache(end, kept, (*cache.tokens, *tokens))
 
 

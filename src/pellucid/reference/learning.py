@@ -184,12 +184,12 @@ def adamw_step(
     S0 Introduction: "a separate process, the training". Loshchilov and Hutter 2019, algorithm 2; step = 1, 2, ...;
     state None at first. Returns the new weights and state {name: (m, v)}.
     """
-    new, kept = {}, {}
+    new, averages = {}, {}
     for name, w in weights.items():
         g = grads[name]
         m, v = state[name] if state else (np.zeros_like(w), np.zeros_like(w))
         m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
         m_hat, v_hat = m / (1 - betas[0] ** step), v / (1 - betas[1] ** step)
         new[name] = (1 - lr * decay) * w - lr * m_hat / (np.sqrt(v_hat) + eps)
-        kept[name] = (m, v)
-    return new, kept
+        averages[name] = (m, v)
+    return new, averages

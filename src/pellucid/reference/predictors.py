@@ -44,9 +44,9 @@ def ngram_probability(
     """
     if denominator not in ("continued", "all"):
         raise ValueError(f"denominator = {denominator!r}: expected continued or all")
-    found = counts.get(tuple(prefix), Counter())
-    total = sum(c for symbol, c in found.items() if symbol is not None or denominator == "all")
-    return Fraction(found[v], total) if total else None
+    followers = counts.get(tuple(prefix), Counter())
+    total = sum(c for symbol, c in followers.items() if symbol is not None or denominator == "all")
+    return Fraction(followers[v], total) if total else None
 
 
 def shannon_approximation(symbols: Sequence[str], order: int, length: int, rng: np.random.Generator) -> list[str]:

@@ -90,8 +90,8 @@ def gradient(
     if not isinstance(result, Var) or result.size != 1:
         raise ValueError("gradient needs a function whose value is one number that depends on its arguments")
     grads = backward(result)
-    found = {name: grads.get(v.order, np.zeros(v.shape)) for name, v in variables.items()}
-    return float(result.value), found
+    gradients = {name: grads.get(v.order, np.zeros(v.shape)) for name, v in variables.items()}
+    return float(result.value), gradients
 
 
 def backward(result: Var) -> dict[int, np.ndarray]:
