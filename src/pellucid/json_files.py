@@ -93,7 +93,7 @@ def parse_json_value(content: bytes | str, where: str) -> Any:
         raise JSONFileError(f"{where} is damaged, it is not JSON: {str(error)[:200]}") from None
     level = [value]
     for _ in range(DEEPEST):
-        level = [part for whole in level for part in _children(whole) if isinstance(part, dict | list)]
+        level = [part for container in level for part in _children(container) if isinstance(part, dict | list)]
         if not level:
             return value
     raise JSONFileError(f"{where} is nested too deeply: expected {DEEPEST} levels at most")

@@ -252,5 +252,5 @@ def preset(name: str, n_vocab: int | None = None) -> Architecture:
         near = difflib.get_close_matches(name.lower(), PRESETS, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ArchitectureError(f"there is no preset {name!r}: {hint}choose one of {', '.join(PRESETS)}")
-    found = PRESETS[name]
-    return found if n_vocab is None else with_vocabulary(found, n_vocab)
+    architecture = PRESETS[name]
+    return architecture if n_vocab is None else with_vocabulary(architecture, n_vocab)

@@ -134,14 +134,14 @@ def run_weights(run: Path, checkpoint: str, trust: Trust = False) -> tuple[Store
     """The weights of a run at a checkpoint (best, last, or a step), and its step. Raises WeightsError."""
     recipe = read_recipe(run)
     shapes = parameter_shapes(recipe.model)
-    found = named_checkpoint(run, checkpoint, at_once=bool(recipe.adapt.rank))
+    stored = named_checkpoint(run, checkpoint, at_once=bool(recipe.adapt.rank))
     if recipe.adapt.rank:
         weights = base_weights(recipe, trust)
         adapted = build_network(recipe, torch.device("meta"), weights)
-        check_same_shapes(shapes_of(trained_state(adapted)), shapes_of(found.weights), f"{run}, step {found.step}")
-        return MergedWeights(weights, found.weights, recipe), str(found.step)
-    check_same_shapes(shapes, shapes_of(found.weights), f"{run}, step {found.step}")
-    return FileWeights(found.weights, shapes), str(found.step)
+        check_same_shapes(shapes_of(trained_state(adapted)), shapes_of(stored.weights), f"{run}, step {stored.step}")
+        return MergedWeights(weights, stored.weights, recipe), str(stored.step)
+    check_same_shapes(shapes, shapes_of(stored.weights), f"{run}, step {stored.step}")
+    return FileWeights(stored.weights, shapes), str(stored.step)
 
 
 def fingerprint(weights: Weights) -> str:

@@ -247,7 +247,7 @@ def absent(template: str, a: Architecture, layer: int | None = None) -> str:
     if a.rotates_somewhere:
         unrotated = f"layer {layer} rotates nothing"
     part = template.split(".")[-1] if template.endswith((".scale", ".normalized")) else ""
-    place = template.removeprefix("blocks.i.").removesuffix(f".{part}")
+    tensor = template.removeprefix("blocks.i.").removesuffix(f".{part}")
     without = "norm.kind = none" if a.norm.kind == "none" else f"block = {a.block} has no such norm"
     is_first = layer == 0 or a.n_layers == 1
     unnormed = is_first and a.first_norm == "none" and a.norm.kind != "none"
@@ -276,13 +276,13 @@ def absent(template: str, a: Architecture, layer: int | None = None) -> str:
         "mlp.pre": (a.mlp.n_hidden != 1, f"mlp.n_hidden = {a.mlp.n_hidden}: {_numbered('mlp.pre', a)}"),
         "mlp.post": (a.mlp.n_hidden != 1, f"mlp.n_hidden = {a.mlp.n_hidden}: {_numbered('mlp.post', a)}"),
     }
-    if a.mlp.experts and place in ("mlp.gate", "mlp.pre", "mlp.post"):
-        return f"mlp.experts = {a.mlp.experts}: say {place.replace('mlp.', 'mlp.expert_0.')}, ..., one for each expert"
-    if place.endswith(".l") and a.mlp.n_hidden == 1:
-        return f"mlp.n_hidden = 1: say {place.removesuffix('.l')}"
-    if place.startswith(("cross", "resid_cross")):
+    if a.mlp.experts and tensor in ("mlp.gate", "mlp.pre", "mlp.post"):
+        return f"mlp.experts = {a.mlp.experts}: say {tensor.replace('mlp.', 'mlp.expert_0.')}, ..., one for each expert"
+    if tensor.endswith(".l") and a.mlp.n_hidden == 1:
+        return f"mlp.n_hidden = 1: say {tensor.removesuffix('.l')}"
+    if tensor.startswith(("cross", "resid_cross")):
         return "" if a.encoder is not None else "no encoder is read"
-    missing, why = reasons.get(place, (False, ""))
+    missing, why = reasons.get(tensor, (False, ""))
     return why if missing else ""
 
 
@@ -311,23 +311,23 @@ def names(a: Architecture) -> list[str]:
 @functools.lru_cache(maxsize=64)
 def _tensor_names(a: Architecture) -> dict[str, None]:
     """The names as the keys of a dictionary, which keeps their order and finds one at once."""
-    found = [] if a.encoder is None else [f"encoder.{name}" for name in _tensor_names(a.encoder) if name != "logits"]
+    names = [] if a.encoder is None else [f"encoder.{name}" for name in _tensor_names(a.encoder) if name != "logits"]
     templates = [r.name for r in TABLE if not absent(r.name, a) and r.name not in ("probs", "loss")]
     inside = [t for t in templates if t.startswith("blocks.i.")]
-    found += [t for t in templates if t in TEMPLATES_BEFORE]
+    names += [t for t in templates if t in TEMPLATES_BEFORE]
     for i in range(a.n_layers):
         for template in (t for t in inside if not absent(t, a, i)):
             full = template.replace("blocks.i.", f"blocks.{i}.")
             if template == "blocks.i.mlp.expert_k.result":
-                found += _expert_names(i, a)
+                names += _expert_names(i, a)
             elif ".expert_k." in template:
                 continue  # with its expert's result
             elif full.endswith(".l"):
-                found += [f"{full[:-1]}{l}" for l in range(a.mlp.n_hidden)]
+                names += [f"{full[:-1]}{l}" for l in range(a.mlp.n_hidden)]
             else:
-                found.append(full)
-    found += [t for t in templates if t not in inside and t not in TEMPLATES_BEFORE]
-    return dict.fromkeys(found)
+                names.append(full)
+    names += [t for t in templates if t not in inside and t not in TEMPLATES_BEFORE]
+    return dict.fromkeys(names)
 
 
 def _expert_names(layer: int, a: Architecture) -> list[str]:
@@ -450,10 +450,10 @@ def select(patterns: str | Sequence[str], a: Architecture) -> list[str]:
     chosen: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         name = canonical(pattern, a)
-        found = [name] if name in known else fnmatch.filter(known, name)
-        if not found:
+        matches = [name] if name in known else fnmatch.filter(known, name)
+        if not matches:
             raise KeyError(_why_no_tensor(pattern, a))
-        chosen.update(found)
+        chosen.update(matches)
     return [name for name in known if name in chosen]
 
 

@@ -108,15 +108,15 @@ def generate_command(
     m = model_options
     values = {"source": source, "beams": sampling.beams, "weights": m.weights, "compile": m.compile}
     # options that only a transformer has, where they were given
-    given = {name: value for name, value in values.items() if value not in (None, 0, "auto")}
+    extras = {name: value for name, value in values.items() if value not in (None, 0, "auto")}
     loaded = mixed_from(model, m)
-    if given or not hasattr(loaded, "stream"):
-        transformer_of(loaded, model, f"--{next(iter(given))}" if given else "")
+    if extras or not hasattr(loaded, "stream"):
+        transformer_of(loaded, model, f"--{next(iter(extras))}" if extras else "")
     prompt = sys.stdin.read() if prompt == "-" else prompt
-    options: dict[str, Any] = {name: value for name, value in vars(sampling).items() if name != "beams"} | given
+    options: dict[str, Any] = {name: value for name, value in vars(sampling).items() if name != "beams"} | extras
     if source == "-":
         options["source"] = sys.stdin.read()
-    if given.keys() & {"weights", "compile"}:
+    if extras.keys() & {"weights", "compile"}:
         options["report"] = lambda line: print(line, file=sys.stderr)
     results = print_generated(loaded, prompt, output, options)
     if sampling.seed is None and not sampling.beams and not output.as_json:

@@ -211,7 +211,7 @@ def print_end(run: "Run[Any]", output: OutputOptions) -> int:
 
 def fields_of(input: TrainingTextOptions, model: ModelOptions, training: TrainingOptions) -> dict[str, Any]:
     """The fields of the recipe that options set."""
-    given = {
+    fields = {
         "text.tokenizer": input.tokenizer,
         "text.vocabulary": input.vocabulary,
         "text.inside_documents": "yes" if input.inside_documents else None,
@@ -232,7 +232,7 @@ def fields_of(input: TrainingTextOptions, model: ModelOptions, training: Trainin
         "train.precision": training.precision,
         "train.deterministic": "yes" if training.deterministic else None,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def check_before_reading(

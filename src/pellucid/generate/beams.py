@@ -145,9 +145,9 @@ def _extend(
         candidates = sums[own].flatten().round(decimals=DIGITS)
         room = min(beams - len(done), len(candidates))
         least = candidates.topk(room).values[-1]
-        places = ((candidates >= least) & (candidates > -torch.inf)).nonzero().flatten()
+        indices = ((candidates >= least) & (candidates > -torch.inf)).nonzero().flatten()
         # a stable sort keeps ties in the order of their beams and ids
-        for candidate in places[candidates[places].sort(descending=True, stable=True).indices[:room]].tolist():
+        for candidate in indices[candidates[indices].sort(descending=True, stable=True).indices[:room]].tolist():
             k, token = own[candidate // sums.size(1)], candidate % sums.size(1)
             before = alive[k].row
             row = SequenceState(prompt, 0, 0, before.given, [*before.generated, token])

@@ -101,11 +101,11 @@ class Program:
 
     def add(self, kind: Callable[..., Any], **fields: Tensor | float | None) -> None:
         """One more operation; tensors are given to it by their addresses."""
-        kept = [value for value in fields.values() if isinstance(value, Tensor)]
-        for tensor in kept:
+        tensors = [value for value in fields.values() if isinstance(value, Tensor)]
+        for tensor in tensors:
             if tensor.dtype == torch.float32 and not tensor.is_contiguous():
                 raise NotCompiledError("a tensor does not lie in memory in its own order")
-        self.tensors += kept
+        self.tensors += tensors
         self.operations.append(
             kind(**{name: value.data_ptr() if isinstance(value, Tensor) else value for name, value in fields.items()})
         )
@@ -336,9 +336,9 @@ class CompiledStep:
             raise ValueError(f"a cache of {store.size(2)} texts in {store.dtype}: expected one text in float32")
         if cache.length >= cache.capacity or not 0 <= position < n_ctx or position > cache.length:
             raise ValueError(f"{position + 1} positions do not fit: the cache or the context ends there")
-        first, place = store[:, :, :, :, cache.length - position :], torch.tensor([position], device="cpu")
+        first, index = store[:, :, :, :, cache.length - position :], torch.tensor([position], device="cpu")
         tokens = torch.tensor([[token]], device="cpu")
-        added = self.embed(tokens, cache.remember(tokens), place, None, None)
+        added = self.embed(tokens, cache.remember(tokens), index, None, None)
         # its type and device are not left to PyTorch's defaults, which a program may change
         logits = torch.empty((1, self.architecture.n_vocab), dtype=torch.float32, device="cpu")
         # the vectors of the program are those of every call

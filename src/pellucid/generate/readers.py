@@ -103,9 +103,9 @@ class RecomputingReader:
         start, tokens = row.window(self.network.architecture.n_ctx)
         device = self.network.embed.token.weight.device
         mask = visible_keys([len(tokens)], [prefix_length(self.network, row, start)], device)
-        given = self.sources.of([row.prompt], len(tokens))
-        given["tap"] = self.taps.of([row.prompt], [start], [len(tokens)], len(tokens), len(tokens))
-        return last_logits(self.network, torch.tensor([tokens], device=device), mask=mask, **given)
+        options = self.sources.of([row.prompt], len(tokens))
+        options["tap"] = self.taps.of([row.prompt], [start], [len(tokens)], len(tokens), len(tokens))
+        return last_logits(self.network, torch.tensor([tokens], device=device), mask=mask, **options)
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows; there is nothing to copy."""
@@ -178,9 +178,9 @@ class CachedReader:
         tokens = torch.tensor([[0] * (width - len(w)) + w for _, w in windows], device=device)
         positions = torch.tensor([[*[0] * (width - n), *range(n)] for n in lengths], device=device)
         mask = visible_keys(lengths, prefixes, device)
-        given = self.sources.of(prompts, width)
-        given["tap"] = self.taps.of(prompts, [start for start, _ in windows], lengths, width, width)
-        return last_logits(self.network, tokens, positions=positions, mask=mask, cache=cache, **given)
+        options = self.sources.of(prompts, width)
+        options["tap"] = self.taps.of(prompts, [start for start, _ in windows], lengths, width, width)
+        return last_logits(self.network, tokens, positions=positions, mask=mask, cache=cache, **options)
 
     def step(self, tokens: Sequence[int], new_positions: Sequence[int], prompts: Sequence[int]) -> NextLogits:
         """Read one more token of every row, at these positions."""
@@ -192,9 +192,9 @@ class CachedReader:
             starts = torch.tensor([width - n for n in self.lengths], device=device)
             mask = (torch.arange(width + 1, device=device) >= starts[:, None])[:, None]
         new = torch.tensor([[token] for token in tokens], device=device)
-        given = self.sources.of(prompts, 1)
-        given["tap"] = self.taps.of(prompts, self.starts, [n + 1 for n in self.lengths], width + 1, 1)
-        return last_logits(self.network, new, positions=positions, mask=mask, cache=self.cache, **given)
+        options = self.sources.of(prompts, 1)
+        options["tap"] = self.taps.of(prompts, self.starts, [n + 1 for n in self.lengths], width + 1, 1)
+        return last_logits(self.network, new, positions=positions, mask=mask, cache=self.cache, **options)
 
     def reread(
         self,

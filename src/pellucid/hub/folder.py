@@ -96,12 +96,12 @@ class Folder:
             return None, f"holds a tokenizer with {LANGUAGES}"
         return tokenizer, ""
 
-    def tokenizer(self, given: Tokenizer | str | Path | None = None) -> Tokenizer | None:
-        """The folder's tokenizer, or `given`, a tokenizer or its file; None if there is none that can be used.
+    def tokenizer(self, replacement: Tokenizer | str | Path | None = None) -> Tokenizer | None:
+        """The folder's tokenizer, or `replacement`, a tokenizer or its file; None if there is none that can be used.
 
         Raises FolderError if text has ids without a row of the embedding. `notes` describes other differences.
         """
-        source = self.own_tokenizer()[0] if given is None else given
+        source = self.own_tokenizer()[0] if replacement is None else replacement
         if source is None:
             return None
         if not isinstance(source, Tokenizer):

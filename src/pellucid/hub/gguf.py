@@ -262,9 +262,9 @@ class OwnEntries(dict[str, Any]):
         super().__init__({name.removeprefix(before): x for name, x in keys.items() if name.startswith(before)})
         n_experts = self.get("expert_count")
         if self.kind not in METADATA_KEYS or n_experts:
-            given = f"{self.kind} with {n_experts} experts" if n_experts else self.kind
+            kind = f"{self.kind} with {n_experts} experts" if n_experts else self.kind
             raise FamilyError(
-                f"general.architecture = {given}: expected one of {', '.join(METADATA_KEYS)}, without experts; "
+                f"general.architecture = {kind}: expected one of {', '.join(METADATA_KEYS)}, without experts; "
                 "for another "
                 "architecture give the model's Hugging Face folder"
             )
@@ -506,8 +506,8 @@ def _tensor_format(theirs: str, shape: Sequence[int], word: str) -> str:
 def notes_on_gguf_weights(a: Architecture, weights: str) -> list[str]:
     """A sentence about matrices that are written in another number format than `weights`, where there are some."""
     shapes, word = parameter_shapes(a), WEIGHTS[weights][0]
-    kept = [_tensor_format(theirs, shapes[ours[0]], word) for theirs, ours, _ in gguf_tensors(a)]
-    matrices = [kind for kind in kept if kind != "F32"]
+    formats = [_tensor_format(theirs, shapes[ours[0]], word) for theirs, ours, _ in gguf_tensors(a)]
+    matrices = [kind for kind in formats if kind != "F32"]
     if word == "F32" or not (others := sum(kind != word for kind in matrices)):
         return []
     return [

@@ -127,8 +127,8 @@ class GGUFFile(Folder):
     unread: Sequence[str] = ()
     """entries of the architecture that were not read"""
 
-    def tokenizer(self, given: Tokenizer | str | Path | None = None) -> Tokenizer | None:
-        tokenizer = self.own_tokenizer()[0] if given is None else given
+    def tokenizer(self, replacement: Tokenizer | str | Path | None = None) -> Tokenizer | None:
+        tokenizer = self.own_tokenizer()[0] if replacement is None else replacement
         return None if tokenizer is None else super().tokenizer(tokenizer)
 
     def own_tokenizer(self) -> tuple[Tokenizer | None, str]:

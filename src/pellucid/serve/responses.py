@@ -273,8 +273,8 @@ async def stream_response(growing: GrowingResponse) -> AsyncIterator[str]:
         yield event("response.output_text.done", **item, text=text, logprobs=entries)
         yield event("response.content_part.done", **item, part=part)
         yield event("response.output_item.done", output_index=0, item=growing.item(status_of(reason), [part]))
-        whole = growing.finished(text, entries, reason)
-        yield event(f"response.{whole['status']}", response=whole)
+        response = growing.finished(text, entries, reason)
+        yield event(f"response.{response['status']}", response=response)
     except Exception as error:
         _, shape = error_answer(error)
         failure = {"code": shape["error"]["code"], "message": shape["error"]["message"]}
