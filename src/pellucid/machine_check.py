@@ -21,6 +21,7 @@ NEEDED_PACKAGES = ("torch", "numpy", "tokenizers", "tiktoken", "safetensors", "h
 OPTIONAL_PACKAGES = {
     "pyarrow": "reads Parquet and Arrow files",
     "zstandard": "reads .zst files",
+    "chardet": "names the encoding of text that is not UTF-8 more often",
     "gguf": "writes files for llama.cpp",
     "transformers": "compares converted models with it",
     "peft": "compares adapters with it",

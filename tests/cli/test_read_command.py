@@ -61,7 +61,7 @@ def test_ten_passages_of_every_kind_show_what_was_extracted(folder):
     assert {passage.path.rpartition(".")[2] for passage in passages} == {"log", "md", "csv", "html"}
     page = next(passage.text for passage in passages if passage.path == "bread.html")
     assert page.startswith("Bread\nWe use cookies. Accept\nHome Recipes\n\nMix flour")
-    assert any(passage.text.startswith("---\ntitle: A plan") for passage in passages)
+    assert any(passage.text.startswith("In spring we sow peas") for passage in passages)
     rows = [(passage.position, passage.text) for passage in passages if passage.path == "table.csv"]
     assert rows == [(f"row {n}", f"row {n - 1} of some text") for n in (1, 14, 27)]
 
@@ -203,13 +203,13 @@ def test_a_file_that_is_left_out_for_its_encoding_is_left_out_with_its_name(fold
 
 
 def test_texts_that_repeat_are_warned_of_and_left_out_where_asked(folder):
-    (folder / "again.txt").write_text((folder / "notes" / "plan.md").read_text())
+    (folder / "again.md").write_text((folder / "notes" / "plan.md").read_text())
     repeated = next(warning for warning in pellucid.read(folder).warnings if "--drop-duplicates" in warning)
     assert repeated.startswith("1 of 44 documents has the text of an earlier one")
-    assert "(notes/plan.md is again.txt again)" in repeated
+    assert "(notes/plan.md is again.md again)" in repeated
     dropped = pellucid.read(folder, reading=ReadOptions(drop_duplicates=True))
     assert "notes/plan.md" not in [file.path for file in dropped.files]
-    assert "again.txt" in [file.path for file in dropped.files]
+    assert "again.md" in [file.path for file in dropped.files]
 
 
 def test_fields_of_several_kinds_of_files(folder, capsys):

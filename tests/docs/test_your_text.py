@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "your-text.md").read_text(encoding=
 
 def test_every_ending_is_in_the_table():
     table = PAGE.partition("| ending |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"`(\.\w+)`", table)) == {*ENDINGS, ".txt", ".md"}
+    assert set(re.findall(r"`(\.\w+)`", table)) == {*ENDINGS, ".txt"}
     assert all(f"`{ending}`" in PAGE for ending in PACKED)
     assert f"{SHARD_TOKENS / 1e6:.1f}" in PAGE
 

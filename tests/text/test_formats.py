@@ -222,7 +222,7 @@ def test_the_format_can_be_said(tmp_path):
     assert texts_of(path, format="jsonl") == TEXTS
     assert len(texts_of(path)) == 1
     assert texts_of(put(tmp_path, "a.json", json_lines(TEXTS)), format="jsonl") == TEXTS
-    with pytest.raises(DocumentError, match="choose auto or one of plain, html"):
+    with pytest.raises(DocumentError, match="choose auto or one of plain, markdown, html"):
         ReadOptions(format="xml")
 
 
@@ -1141,3 +1141,28 @@ def test_dividing_at_marks_is_that_of_the_whole_text_whatever_the_chunks(parts, 
     chunks = (raw[i : i + size] for i in range(0, len(raw), size))
     documents = split_documents(iter([decode_chunks(chunks)]), mark)
     assert ["".join(piece.text for piece in pieces) for pieces in documents] == ([*filter(None, edges)] or [""])
+
+
+# Markdown ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("---\ntitle: A: plan\ntags: [a]\n---\n\n# Plan\n---\n", "# Plan\n---\n"),
+        ("\ufeff---\r\ntitle: A\r\n...\r\nPlan", "Plan"),
+        ("+++\ntitle = 'A'\n+++\nPlan", "Plan"),
+        ("---\n\nA rule: not front matter.\n\n---\n", None),
+        ("---\ntitle: it does not end\n", None),
+        ("Plan\n---\na: b\n---\n", None),
+    ],
+)
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_front_matter_is_left_out_and_said(content, text, packed, tmp_path):
+    path = put(tmp_path, f"plan.md{packed}", PACKERS[packed](content.encode()))
+    assert texts_of(path) == [content if text is None else text]
+    notes = [note for note in read_corpus(path).notes if "front matter" in note]
+    n_bytes = len(content.removeprefix("\ufeff").encode()) - len((text or content).encode())
+    said = f"the front matter of plan.md{packed} is left out, {n_bytes:,} bytes: --format plain reads it too"
+    assert notes == ([] if text is None else [said])
+    assert texts_of(path, format="plain") == [content.removeprefix("\ufeff")]

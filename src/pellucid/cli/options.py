@@ -212,10 +212,11 @@ class FilesOptions:
     field: Annotated[UseAppendAction[tuple[str, ...]], option("NAME", repeatable=True)] = ()
     """Read text from this field of JSON or column of a table, of the files of a pattern if it is PATTERN=NAME."""
     format: Annotated[
-        Literal["auto", "plain", "html", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "epub", "docx"] | None,
+        Literal["auto", "plain", "markdown", "html", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "epub", "docx"]
+        | None,
         option("FORMAT", default="by the file's name"),
     ] = None
-    """Read plain, html, jsonl, json, csv, tsv, parquet, arrow, epub or docx, whatever the file's name."""
+    """Read plain, markdown, html, jsonl, json, csv, tsv, parquet, arrow, epub or docx, whatever the file's name."""
     encoding: Annotated[str | None, option("NAME", default="bytes that are not UTF-8 become U+FFFD")] = None
     """Read files that are not UTF-8 in this encoding, such as latin-1."""
     split_at: Annotated[str | None, option("TEXT", default="files and rows are whole documents")] = None

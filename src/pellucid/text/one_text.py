@@ -9,7 +9,7 @@ from pellucid.text.read.formats import ROWS, unit_of
 
 #: how formats are named in messages
 FORMATS = {name: name.upper() for name in ("html", "json", "csv", "tsv", "epub", "docx")}
-FORMATS |= {"jsonl": "JSON lines", "parquet": "Parquet", "arrow": "Arrow"}
+FORMATS |= {"jsonl": "JSON lines", "markdown": "Markdown", "parquet": "Parquet", "arrow": "Arrow"}
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ def _counted(corpus: Corpus) -> str:
     steps = []
     if origin.format in ROWS:
         steps.append(f"read from a row of {FORMATS[origin.format]}")
-    elif origin.format != "plain":
+    elif origin.format not in ("plain", "markdown") or source.front_matter:
         steps.append(f"extracted from {FORMATS.get(origin.format, origin.format)}")
     with origin.path.open("rb") as file:
-        encoding = encoding_of(unpacked(file, origin), origin) if origin.format == "plain" else "utf-8"
+        encoding = encoding_of(unpacked(file, origin), origin) if origin.format in ("plain", "markdown") else "utf-8"
     if encoding not in ("utf-8", "utf-8-sig"):
         steps.append(f"converted from {encoding.upper()}")
     if origin.packed:

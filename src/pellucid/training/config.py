@@ -36,7 +36,9 @@ class TextOptions(Options):
     """the field of JSON, or column of a table, that holds the text; empty: text, or the only one that does; for files
     of several kinds PATTERN=FIELD, separated by commas
     """
-    format: Literal["auto", "plain", "html", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "epub", "docx"] = "auto"
+    format: Literal[
+        "auto", "plain", "markdown", "html", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "epub", "docx"
+    ] = "auto"
     """how every file is read; auto: by its name"""
     encoding: str = ""
     """the encoding of files that are not UTF-8, such as latin-1; empty: bytes that are not UTF-8 become U+FFFD"""

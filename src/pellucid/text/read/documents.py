@@ -90,6 +90,7 @@ class Corpus:
             *self.notes_on_bytes,
             *self._notes_on_marks(),
             *self._notes_on_halves(),
+            *self._notes_on_front_matter(),
             *self._notes_on_fields(),
             *self._notes_on_empty_rows(),
         ]
@@ -143,6 +144,15 @@ class Corpus:
             f"{files[0].first_half}; no encoding mends this: the program that wrote the file cut the text inside a "
             "character"
         ]
+
+    def _notes_on_front_matter(self) -> list[str]:
+        """A sentence about front matter of Markdown; none where there is none."""
+        files = [source for source in self.sources if source.front_matter]
+        if not files:
+            return []
+        n_bytes = sum(source.front_matter for source in files)
+        of = f"{files[0].path} is" if len(files) == 1 else f"{len(files):,} files of Markdown is"
+        return [f"the front matter of {of} left out, {n_bytes:,} bytes: --format plain reads it too"]
 
     def _notes_on_fields(self) -> list[str]:
         """A sentence about a field that was read because no other holds text; none where it is `text`."""

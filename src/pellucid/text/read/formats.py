@@ -1,6 +1,7 @@
 """File formats: how a file becomes documents. Each file is one document; in JSONL and tables, each row is.
 
 plain            the file as it is
+markdown         the file without its front matter
 html             the text that a reader of the page sees
 jsonl            one JSON object, or string, on each line
 json             an array of objects or strings
@@ -60,12 +61,26 @@ LARGER_ENCODING |= {"shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"
 QUOTED = re.compile(r'"(?:[^"]|"")*"\Z')
 #: the white space of JSON, and how near the end of what was read a value that is cut off gives an error
 _JSON_SPACE, _CUT_OFF = " \t\n\r", 16
+#: entries between two lines of --- (YAML; the second may be ...) or +++ (TOML); a line of --- alone may be a rule
+_FRONT_MATTER = re.compile(
+    rb"(?:---[ \t]*\r?\n(?=[^\n:]+:).*?\n(?:---|\.\.\.)|\+\+\+[ \t]*\r?\n.*?\n\+\+\+)[ \t]*(?:\r?\n|\Z)\s*", re.DOTALL
+)
+LONGEST_FRONT_MATTER = 1 << 16
 _CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?\s*([\w-]+)", re.IGNORECASE)
 
 
 def read_plain_text(file: BinaryIO, origin: Origin) -> FileDocuments:
     """Plain text: the file is one document."""
     yield decode_chunks(_chunks(as_utf8(file, origin)))
+
+
+def read_markdown(file: BinaryIO, origin: Origin) -> FileDocuments:
+    """Markdown: the file is one document, without front matter in YAML or TOML and the empty lines behind it."""
+    content = as_utf8(file, origin)
+    head = content.read(LONGEST_FRONT_MATTER)
+    n_bytes = match.end() if (match := _FRONT_MATTER.match(head)) else 0
+    yield decode_chunks(itertools.chain([head[n_bytes:]], _chunks(content)))
+    return ChosenField("", front_matter=n_bytes)
 
 
 def read_page(file: BinaryIO, origin: Origin) -> FileDocuments:
@@ -105,7 +120,7 @@ def read_json_lines(file: BinaryIO, origin: Origin) -> FileDocuments:
         chunk, row_name = decode_chunk(line), f"{origin.name}, line {number}"
         row = _parsed(chunk.text, number, origin)
         if isinstance(row, dict):
-            field, others, _ = _field_of_row(row, row_name)
+            field, others = _field_of_row(row, row_name)[:2]
         yield iter([_and_replaced(_text_of_row(row, row_name, origin, field), chunk.replaced)])
     return ChosenField(field, others)
 
@@ -339,6 +354,7 @@ def _json_type(value: Any) -> str:
 
 READERS: dict[str, Reader] = {
     "plain": read_plain_text,
+    "markdown": read_markdown,
     "html": read_page,
     "jsonl": read_json_lines,
     "json": read_json_array,
@@ -355,6 +371,8 @@ ROWS = ("jsonl", "json", "csv", "tsv", "parquet", "arrow")
 SEEKING = ("parquet", "arrow", "epub", "docx")
 #: the format of each file ending; all other files are plain text
 ENDINGS = {
+    ".md": "markdown",
+    ".markdown": "markdown",
     ".htm": "html",
     ".html": "html",
     ".jsonl": "jsonl",

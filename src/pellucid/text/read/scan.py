@@ -156,6 +156,7 @@ class Source:
     field             the field or column that was read; `other_fields` lists the others where most rows have no text
     end_marks         how often the documents hold the characters of SEPARATOR
     divisions         how often documents were divided at `ReadOptions.split_at`
+    front_matter      bytes of front matter of Markdown, which are no text
     encoding          the encoding, if it is neither UTF-8 nor given by a byte order mark
     held_out          whether this file was named to be held out
     """
@@ -176,6 +177,7 @@ class Source:
     other_fields: str = ""
     end_marks: int = 0
     divisions: int = 0
+    front_matter: int = 0
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -354,7 +356,7 @@ def _count(origin: Origin, file: BinaryIO) -> tuple[dict[str, Any], Documents]:
         else:
             empty += 1
     documents = Documents([origin], np.frombuffer(content, ROW), list(scripts))
-    name, others, divisions = rows.field
+    name, others, divisions, front_matter = rows.field
     counts = {
         "empty": empty,
         "replaced": replaced,
@@ -365,6 +367,7 @@ def _count(origin: Origin, file: BinaryIO) -> tuple[dict[str, Any], Documents]:
         "other_fields": first_column_names(map(_field_label, others)) if others and empty > len(documents) else "",
         "end_marks": end_marks,
         "divisions": divisions,
+        "front_matter": front_matter,
     }
     return counts, documents
 
