@@ -106,7 +106,10 @@ def test_a_signal_lets_requests_finish_and_then_ends_their_streams(process, numb
     last = json.loads(events[-2].removeprefix("data: "))
     assert "stopped before this request was finished" in last["error"]["message"]
     assert last["status"] == 503
-    assert "stopped" in running.stderr.read()
+    printed = running.stderr.read()
+    assert f"page: {url} (open it in a browser)" in printed
+    assert f"curl {url}/v1/completions -H 'Content-Type: application/json' -d '{{" in printed
+    assert "stopped" in printed
 
 
 def until_begun(url: str, n: int) -> None:

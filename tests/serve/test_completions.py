@@ -388,3 +388,18 @@ def test_an_aborted_stream_frees_its_row(server):
             break
         asyncio.run(asyncio.sleep(0.02))
     assert not server.engine.busy
+
+
+def test_an_address_of_the_interface_says_what_it_is_and_the_page_and_requests_share_a_temperature(server):
+    from importlib import resources
+
+    from pellucid.generate.text import TEMPERATURE
+
+    with httpx.Client(base_url=server.url) as client:
+        about = client.get("/v1").json()
+        assert client.get(about["page"]).status_code == 200
+        assert client.get(about["models"]).status_code == 200
+    assert CompletionBody(prompt="x").sampling().temperature == TEMPERATURE
+    assert CompletionBody(prompt="x", temperature=None).sampling().temperature == TEMPERATURE
+    page = resources.files("pellucid").joinpath("serve", "page", "index.html").read_text(encoding="utf-8")
+    assert f'id="temperature" type="number" required min="0" max="100" step="any" value="{TEMPERATURE}"' in page

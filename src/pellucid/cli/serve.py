@@ -95,7 +95,14 @@ def serve_command(
     app = make_app(served, key=key, hosts=hosts, origins=address.allow_origin)
 
     def announce() -> None:
-        print(f"answering at {url_of(address.listen, address.port)}/v1", file=sys.stderr)
+        url = url_of(address.listen, address.port)
+        authorised = " -H 'Authorization: Bearer KEY'" if key else ""
+        body = '{"prompt": "Once upon a time", "max_tokens": 40}'
+        print(
+            f"page: {url} (open it in a browser)\nOpenAI interface: {url}/v1, for example\n"
+            f"  curl {url}/v1/completions{authorised} -H 'Content-Type: application/json' -d '{body}'",
+            file=sys.stderr,
+        )
 
     options = engine_options(model_options.weights, capacity, len(model))
     load = partial(served_models, names, model, model_options, options)

@@ -111,6 +111,16 @@ def add_status(app: FastAPI, models: Sequence[ServedModel], counter: RequestCoun
     async def metrics() -> Response:
         return PlainTextResponse(metrics_text(models, counter), media_type="text/plain; version=0.0.4")
 
+    @app.get("/v1")
+    async def interface() -> dict[str, str]:
+        return {
+            "about": "the base address of the OpenAI interface: clients add the paths of its routes",
+            "page": "/",
+            "models": "/v1/models",
+            "completions": "/v1/completions",
+            "chat": "/v1/chat/completions",
+        }
+
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
         find(None)  # 503 while the models are being loaded, since there are none to list yet

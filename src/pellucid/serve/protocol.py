@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from pellucid.edits import Edit, EditError
 from pellucid.generate.sampling import Sampling
+from pellucid.generate.text import TEMPERATURE
 
 #: samples of one prompt
 MAX_SAMPLES = 8
@@ -188,7 +189,7 @@ class SamplingBody(Body):
     renamed: ClassVar[dict[str, str]] = {"n_predict": "max_tokens", "max_output_tokens": "max_tokens"}
 
     model: str | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = 1.0
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = TEMPERATURE
     top_p: Annotated[float, Field(ge=0, le=1)] | None = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = 0
     min_p: Annotated[float, Field(ge=0, le=1)] | None = 0.0
@@ -231,7 +232,7 @@ class SamplingBody(Body):
     def sampling(self) -> Sampling:
         """How tokens are chosen; GenerationError where the numbers do not go together."""
         return Sampling(
-            temperature=1.0 if self.temperature is None else self.temperature,
+            temperature=TEMPERATURE if self.temperature is None else self.temperature,
             top_k=max(0, self.top_k or 0),
             top_p=1.0 if self.top_p is None else self.top_p,
             min_p=self.min_p or 0.0,
