@@ -155,7 +155,7 @@ def test_weights_that_cannot_be_read_by_parts_are_read_whole_and_that_is_said(te
     pellucid.train(text, out=tmp_path / "adapters", from_model=base, fields={**GIVEN, "adapt.rank": 2})
     adapted = tmp_path / "adapters" / "adapter"
     heard = Heard()
-    monkeypatch.setattr(training_run, "make_reporter", lambda: heard)
+    monkeypatch.setattr(training_run, "make_reporter", lambda *given: heard)
     said = "every process reads all given weights before it keeps its parts: an adapter is added"
 
     def do(rank: int, n: int = 2) -> None:
