@@ -148,10 +148,31 @@ class HelpPage(io.StringIO):
         return self.terminal.isatty()
 
 
+#: options of other programs, which nobody spells otherwise here, and what they are called here
+MEANT_FLAGS = {
+    **dict.fromkeys(("lr", "lr-rate", "rate", "max-lr"), "--learning-rate"),
+    **dict.fromkeys(("bs", "batch-size", "batchsize"), "--batch"),
+    **dict.fromkeys(("block-size", "seq-len", "context-length", "n-ctx-len", "max-seq-len"), "--context"),
+    **dict.fromkeys(("n-layers", "n-layer", "num-layers", "depth"), "--layers"),
+    **dict.fromkeys(("d-model", "n-embd", "hidden-size", "dim"), "--width"),
+    **dict.fromkeys(("max-steps", "max-iters", "iters", "num-steps"), "--steps"),
+    **dict.fromkeys(("n-epochs", "num-epochs", "num-train-epochs", "epochs-per-run"), "--epochs"),
+    **dict.fromkeys(("output", "output-dir", "out-dir"), "--out"),
+    **dict.fromkeys(("max-new-tokens", "length", "n-tokens", "num-tokens"), "--max-tokens"),
+    **dict.fromkeys(("temp", "t"), "--temperature"),
+    **dict.fromkeys(("vocab-size", "vocab", "n-vocab"), "--vocabulary"),
+    **dict.fromkeys(("val", "validation", "val-data", "test-size"), "--held-out"),
+}
+
+
 def run(function: Callable[..., int], program: str, arguments: list[str]) -> int:
     """Run a command, or print its help, which ends with notes and examples."""
     about, _, notes = description_of(function).partition("\n\n")
     page = HelpPage(sys.stdout)
+    flags = [argument[2:].partition("=")[0] for argument in arguments if argument.startswith("--")]
+    if other := next((flag for flag in flags if flag in MEANT_FLAGS), None):
+        complain(f"there is no option --{other}: did you mean {MEANT_FLAGS[other]}? {program} --help lists all")
+        return WRONG_INPUT
     try:
         with redirect_stdout(page):
             ready = tyro.cli(

@@ -3,6 +3,7 @@
 import glob
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,6 +59,12 @@ class ModelOptions:
     """Start from the weights, the tokenizer and the architecture of this run or model."""
     revision: Revision = ""
     trust: TrustOption = "no"
+    layers: Annotated[int | None, option("N"), at_least(0)] = None
+    """Set model.n_layers, the number of blocks."""
+    width: Annotated[int | None, option("N"), at_least(1)] = None
+    """Set model.d_model, the width of the residual stream."""
+    context: Annotated[int | None, option("N"), at_least(1)] = None
+    """Set model.n_ctx, the most tokens that the model reads at once."""
     lora: Annotated[int | None, option("RANK"), at_least(1)] = None
     """Train low-rank adapters of this rank, and leave the weights of --from unchanged."""
     objective: Annotated[
@@ -86,6 +93,10 @@ class TrainingOptions:
     """Train on this many tokens."""
     epochs: Annotated[float | None, option("N"), above(0)] = None
     """Train on the whole text this many times."""
+    batch: Annotated[int | None, option("N", default="chosen"), at_least(1)] = None
+    """Set train.batch, the sequences of a micro-batch."""
+    learning_rate: Annotated[float | None, option("RATE", default="0.005"), above(0)] = None
+    """Set train.learning_rate, AdamW's at its peak."""
     seed: Annotated[int | None, option("N", default="1337")] = None
     """Draw the first weights, the order of the text and the dropout from this seed."""
     device: Annotated[str | None, option("DEVICE", default="auto"), DEVICE] = None
@@ -224,6 +235,11 @@ def fields_of(input: TrainingTextOptions, model: ModelOptions, training: Trainin
         "text.skip_bad": "yes" if input.skip_bad else None,
         "text.drop_duplicates": "yes" if input.drop_duplicates else None,
         "text.licence": input.licence,
+        "model.n_layers": model.layers,
+        "model.d_model": model.width,
+        "model.n_ctx": model.context,
+        "train.batch": training.batch,
+        "train.learning_rate": training.learning_rate,
         "train.objective": model.objective,
         "train.mix": model.mix,
         "adapt.rank": model.lora,
@@ -249,7 +265,7 @@ def check_before_reading(
     if not all(named):
         raise OptionError("an empty path was given: give a file or a folder of text")
     if missing := [path for path in named if path != "-" and not glob.has_magic(path) and not Path(path).exists()]:
-        raise OptionError("\n".join(f"{path}: there is no such file or folder" for path in missing))
+        raise OptionError("\n".join(map(missing_path, missing)))
     if model.revision and model.from_ is None:
         raise OptionError(f"--revision {model.revision} is of the model to start from: give --from, or leave it out")
     tokenizers = [str(fields[name]) for name in ("tokenizer", "text.tokenizer") if name in fields]
@@ -276,6 +292,19 @@ def check_before_reading(
         raise OptionError(f"--from takes the architecture of {model.from_}: leave out --preset {model.preset}")
     else:
         check_changes(changes, recipe, paths)
+
+
+def missing_path(path: str) -> str:
+    """What to say of an input that is not there: how to get the text of an address or of a data set."""
+    if "://" in path:
+        return f"{path}: training reads files, not addresses: get it first, such as by curl -LO {path}"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not Path(path).suffix:
+        save = f"load_dataset('{path}')['train'].to_json('{path.rpartition('/')[2]}.jsonl')"
+        return (
+            f"{path}: there is no such file or folder. If it is a data set of the Hugging Face hub, write its text to "
+            f'a file first: python -c "from datasets import load_dataset; {save}"'
+        )
+    return f"{path}: there is no such file or folder"
 
 
 def kind_to_train(model: ModelOptions, output: OutputOptions, recipe: Path | None) -> Any:

@@ -14,6 +14,8 @@ CANDIDATES = (
     *("cp1252", "cp1251", "cp1250", "gb18030", "cp932", "euc-jp", "cp949", "big5", "koi8-r"),
     *("cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874"),
 )
+#: chardet's confidence is at most 0.026 in 3,000 random bytes (six draws), and 0.08 to 0.4 in sentences of 4 languages
+LEAST_CONFIDENCE = 0.05
 #: bytes beyond ASCII below which charset-normalizer's scores may differ by the tolerance
 FEW_BYTES, TOLERANCE = 30, 0.5
 
@@ -42,7 +44,8 @@ def _detected(content: bytes) -> str:
         chardet: Any = import_module("chardet")
     except ImportError:
         return _normalized(content)
-    return chardet.detect(content, include_encodings=CANDIDATES, no_match_encoding="ascii")["encoding"] or ""
+    match = chardet.detect(content, include_encodings=CANDIDATES, no_match_encoding="ascii")
+    return match["encoding"] or "" if match["confidence"] >= LEAST_CONFIDENCE else ""
 
 
 def _normalized(content: bytes) -> str:
