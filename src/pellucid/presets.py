@@ -215,6 +215,7 @@ PRESETS = {
     # small networks of the options that other software has, for training here: exported by family, and to GGUF
     "llama-mini": llama(128, 4, 4, 128),
     "smollm3-mini": replace(llama(128, 4, 4, 128), positions=Positions(kind="rotary", base=2_000_000.0, every=4)),
+    "gpt2-mini": replace(gpt2(128, 4, 4), n_ctx=128),
     "bert-mini": replace(bert(128, 4, 4), n_ctx=128),
     "t5-mini": t5(128, 4, 4, 128),
     # Yang et al. 2025: the dense model of 0.6 billion parameters

@@ -291,7 +291,10 @@ def test_python_checks_the_destination_first(tmp_path, monkeypatch):
         convert(tmp_path, file / "out")
     with pytest.raises(FamilyError, match=r"no family 'lama': did you mean 'llama'\?"):
         convert(tmp_path, tmp_path / "out", family="lama")
-    with pytest.raises(FolderError, match="the family llama needs the layout huggingface, and gguf is written"):
+    with pytest.raises(
+        FolderError,
+        match=r"the family llama \(--family\) needs to = huggingface \(--to huggingface\), and gguf is written",
+    ):
         convert(tmp_path, tmp_path / "out.gguf", family="llama")
     with pytest.raises(FolderError, match="the number format q8_0 is for GGUF alone"):
         convert(tmp_path, tmp_path / "out", weights="q8_0")

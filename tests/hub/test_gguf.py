@@ -319,7 +319,10 @@ def test_an_option_of_another_layout_is_refused(tokenizer, tmp_path, capsys):
     folder = write_theirs(tmp_path / "theirs", "gpt2", tokenizer)
     for more, says in (
         (["out", "--weights", "q8_0"], "the number format q8_0 is for GGUF alone"),
-        (["out.gguf", "--family", "gpt2"], "the family gpt2 needs the layout huggingface, and gguf is written"),
+        (
+            ["out.gguf", "--family", "gpt2"],
+            "the family gpt2 (--family) needs to = huggingface (--to huggingface), and gguf is written",
+        ),
         (["out", "--to", "adapter"], "the model is not a run of adapters"),
     ):
         assert main(["convert", str(folder), str(tmp_path / more[0]), *more[1:]]) == 2

@@ -239,6 +239,8 @@ def test_a_step_of_a_hundred_million_sequences_is_left_unfinished(child, tmp_pat
     assert code == 130, said
     assert steps_of(tmp_path / "run") == [0]
     assert "a step: 100,000,000 sequences, in 50,000,000 micro-batches of 2 whose gradients are added up" in said
+    assert "stopped at step 0, saved; go on with: pellucid train --resume --out run" in said
+    assert "opens in" not in said
 
 
 @pytest.mark.parametrize("batch", [100_000_000, 99_999_989, 2**40])

@@ -64,7 +64,8 @@ class Request:
             raise FolderError(f"{self.destination}: GGUF files are written by the package gguf: pip install gguf")
         if self.family is not None and self.layout not in (None, "huggingface", "adapter"):
             raise FolderError(
-                f"the family {self.family} needs the layout huggingface, and {self.layout} is written: leave it out"
+                f"the family {self.family} (--family) needs to = huggingface (--to huggingface), and {self.layout} is "
+                "written: leave one of them out"
             )
         if self.weights is not None and self.layout != "gguf":
             raise FolderError(

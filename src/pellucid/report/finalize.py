@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -39,7 +40,15 @@ def machine(recipe: Recipe) -> dict[str, Any]:
 
 
 def finalize(run: Run, reporter: PlainReporter) -> Run:
-    """Print the run's table and write its report, and return the run. A report that cannot be written does no harm."""
+    """Print the run's table and write its report, and return the run. A report that cannot be written does no harm.
+
+    Of a run that was stopped the report is written and nothing is printed: it is not finished.
+    """
+    if run.exit_code:
+        if (run.path / "recipe.json").exists():
+            with suppress(OSError):
+                write_page(run.path)
+        return run
     for text in baselines.table(run):
         reporter.note(text)
     if (run.path / "recipe.json").exists():

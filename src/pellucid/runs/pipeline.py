@@ -2,6 +2,7 @@
 
 import glob
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -509,6 +510,8 @@ def train_to_end(
     is_done = trainer.complete and (finished is not None or not trainable.finish_field)
     if is_done and is_first:
         reporter.start(lines_on_best(run_dir, trainer))
+    elif is_first:
+        reporter.note(line_on_stopping(run_dir, trainer.step))
     if finished:  # the row may be an evaluation of its own
         last = finished if "held_out_loss" in finished else {**last, **finished}
     return ended_run(run_dir, trainable, trainer.step, last, 0 if is_done else interruption.exit_code)
@@ -531,6 +534,13 @@ def prune_checkpoints(run_dir: Path, recipe: RunRecipe, keep_last: int) -> None:
     """Remove the checkpoints of a run that nothing needs (`checkpoint.prune`). Raises RecipeError while it trains."""
     with training_lock(run_dir):
         prune(run_dir, keep_last, recipe.before_decay)
+
+
+def line_on_stopping(run_dir: Path, step: int) -> str:
+    """What is said of a run that a signal has stopped: what is saved, and how it goes on."""
+    saved = max(steps_of(run_dir), default=0)
+    kept = "saved" if saved == step else f"of which step {saved:,} is saved" if saved else "before anything was saved"
+    return f"stopped at step {step:,}, {kept}; go on with: pellucid train --resume --out {shlex.quote(str(run_dir))}"
 
 
 def lines_on_best(run_dir: Path, trainer: Trainer) -> list[str]:
