@@ -64,7 +64,7 @@ def test_a_run_stores_and_prints_what_counting_makes_of_its_held_out_text(text, 
     for p in (*expected, Baseline("this model, step 2", run.held_out_loss, run.bits_per_byte)):
         assert f"{p.name:<18}  {p.nats_per_token:>10.4f}  {p.bits_per_byte:>9.4f}" in said
         assert p.bits_per_byte / p.nats_per_token == pytest.approx(run.bits_per_byte / run.held_out_loss)
-    assert said.index("baselines, bits per byte") < said.index("step 2/2") < said.index("held-out text ")
+    assert said.index("baselines, bits/byte") < said.index("step 2/2") < said.index("held-out text ")
     assert "warning" not in said
 
 

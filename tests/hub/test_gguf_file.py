@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from test_gguf import CASES, LLAMA3, tokenizer  # noqa: F401, a fixture
+from test_gguf import CASES, LLAMA3
 from their_folders import begun, write_theirs
 
 import pellucid
@@ -25,7 +25,7 @@ from some_cases import one_in
 TEXT = "To be, or not to be: that is the question."
 
 
-def write(tmp_path, tokenizer, family="gpt2", weights="float32", **options):  # noqa: F811
+def write(tmp_path, tokenizer, family="gpt2", weights="float32", **options):
     """A random model of transformers', and its GGUF file."""
     folder = write_theirs(tmp_path / "theirs", family, tokenizer, **options)
     pellucid.convert(folder, tmp_path / "out.gguf", weights=weights)
@@ -33,7 +33,7 @@ def write(tmp_path, tokenizer, family="gpt2", weights="float32", **options):  # 
 
 
 @pytest.mark.parametrize("case", one_in(3, CASES))
-def test_what_was_written_is_opened_with_the_same_numbers(case, tokenizer, tmp_path, monkeypatch):  # noqa: F811
+def test_what_was_written_is_opened_with_the_same_numbers(case, tokenizer, tmp_path, monkeypatch):
     """Logits, texts and ids of the folder that the file was made of."""
     family, options = CASES[case]
     if "by turns" in case:  # of the factors alone the file tells: the models that have them are known
@@ -48,7 +48,7 @@ def test_what_was_written_is_opened_with_the_same_numbers(case, tokenizer, tmp_p
 
 
 @pytest.mark.parametrize(("weights", "step"), [("float16", 1e-3), ("q8_0", 1 / 127), ("q4_0", 1 / 8)])
-def test_fewer_bits_are_read_as_float32_and_said(weights, step, tokenizer, tmp_path):  # noqa: F811
+def test_fewer_bits_are_read_as_float32_and_said(weights, step, tokenizer, tmp_path):
     folder, path = write(tmp_path, tokenizer, "llama", "float32" if weights == "q4_0" else weights)
     if weights == "q4_0":
         path = rewritten(path, tmp_path, gguf.GGMLQuantizationType.Q4_0)
@@ -117,13 +117,13 @@ def rewritten(path, tmp_path, kind=None, tensors=None, **changes):
         ({"llama__block_count": 3}, FolderError, "needs .* numbers, but the files hold"),
     ],
 )
-def test_what_is_not_read_is_named(changes, error, says, tokenizer, tmp_path):  # noqa: F811
+def test_what_is_not_read_is_named(changes, error, says, tokenizer, tmp_path):
     _, path = write(tmp_path, tokenizer, "llama")
     with pytest.raises(error, match=says):
         pellucid.load(rewritten(path, tmp_path, **changes), device="cpu")
 
 
-def test_entries_that_change_nothing_are_read_and_unknown_ones_named(tokenizer, tmp_path):  # noqa: F811
+def test_entries_that_change_nothing_are_read_and_unknown_ones_named(tokenizer, tmp_path):
     """As the unknown entries of a config.json are."""
     _, path = write(tmp_path, tokenizer, "llama")
     same = {"causal": True, "sliding_window": 10**6, "scale": 8**-0.5, "max_alibi_bias": 0.0}
@@ -153,19 +153,19 @@ def test_a_factor_scales_linearly_where_no_type_is_given(entries, factor):
     assert scaling_from("llama", entries) == expected
 
 
-def test_the_older_name_of_a_factor_is_read(tokenizer, tmp_path):  # noqa: F811
+def test_the_older_name_of_a_factor_is_read(tokenizer, tmp_path):
     _, path = write(tmp_path, tokenizer, "llama")
     model = pellucid.load(rewritten(path, tmp_path, llama__rope__scale_linear=4.0), device="cpu")
     assert (model.architecture.positions.scaling, model.architecture.positions.factor) == ("linear", 4.0)
 
 
-def test_factors_of_frequencies_beside_another_factor_are_refused(tokenizer, tmp_path):  # noqa: F811
+def test_factors_of_frequencies_beside_another_factor_are_refused(tokenizer, tmp_path):
     _, path = write(tmp_path, tokenizer, "llama", rope_parameters=LLAMA3)
     with pytest.raises(FamilyError, match=r"rope_freqs\.weight and a rope factor of 4 both scale rotary positions"):
         pellucid.load(rewritten(path, tmp_path, llama__rope__scale_linear=4.0), device="cpu")
 
 
-def test_factors_of_unknown_models_are_refused(tokenizer, tmp_path):  # noqa: F811
+def test_factors_of_unknown_models_are_refused(tokenizer, tmp_path):
     _, path = write(tmp_path, tokenizer, "llama", rope_parameters=LLAMA3)
     with pytest.raises(
         FamilyError, match=r"rope_freqs\.weight holds other factors than the Llama 3 models have, .* to 8"
@@ -227,14 +227,14 @@ def test_a_pipe_is_no_file(tmp_path):
 
 
 @pytest.mark.parametrize("part", [0, 1])
-def test_one_part_of_several_is_named(part, tokenizer, tmp_path):  # noqa: F811
+def test_one_part_of_several_is_named(part, tokenizer, tmp_path):
     _, path = write(tmp_path, tokenizer)
     split = rewritten(path, tmp_path, split__no=part, split__count=3)
     with pytest.raises(FamilyError, match=rf"part {part + 1} of 3 of a model: join them into one file"):
         pellucid.load(split)
 
 
-def test_a_tokenizer_of_another_kind_leaves_ids_or_another_one(tokenizer, tmp_path):  # noqa: F811
+def test_a_tokenizer_of_another_kind_leaves_ids_or_another_one(tokenizer, tmp_path):
     folder, path = write(tmp_path, tokenizer, "llama")
     changed = rewritten(path, tmp_path, tokenizer__ggml__model="llama")
     with pytest.warns(LoadWarning, match="it is of kind llama, gpt-2: expected byte-level BPE"):
@@ -245,7 +245,7 @@ def test_a_tokenizer_of_another_kind_leaves_ids_or_another_one(tokenizer, tmp_pa
     assert given.tokenizer.encode(TEXT) == tokenizer.encode(TEXT)
 
 
-def test_the_token_before_every_text_is_there_where_llama_cpp_puts_it(tokenizer, tmp_path):  # noqa: F811
+def test_the_token_before_every_text_is_there_where_llama_cpp_puts_it(tokenizer, tmp_path):
     _, path = write(tmp_path, begun(tokenizer), "llama")
     first = pellucid.load(path, device="cpu").tokenizer.before
     assert first == (tokenizer.n_vocab,)
@@ -262,7 +262,7 @@ def test_the_token_before_every_text_is_there_where_llama_cpp_puts_it(tokenizer,
     assert gguf_file.first_token({"pre": "gpt-2", "add_bos_token": True}) is None
 
 
-def test_the_chat_template_is_the_file_s(tokenizer, tmp_path):  # noqa: F811
+def test_the_chat_template_is_the_file_s(tokenizer, tmp_path):
     _, path = write(tmp_path, tokenizer)
     ours = pellucid.load(rewritten(path, tmp_path, tokenizer__chat_template=CHATML), device="cpu")
     separator = json.loads(tokenizer.to_json())["added_tokens"][0]["content"]
@@ -270,7 +270,7 @@ def test_the_chat_template_is_the_file_s(tokenizer, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("family", one_in(2, ["gpt2", "llama"]))
-def test_a_file_is_converted_to_a_folder_and_to_a_file(family, tokenizer, tmp_path):  # noqa: F811
+def test_a_file_is_converted_to_a_folder_and_to_a_file(family, tokenizer, tmp_path):
     _, path = write(tmp_path, tokenizer, family)
     assert pellucid.convert(path, tmp_path / "folder", family=family).layout == "huggingface"
     assert pellucid.convert(path, tmp_path / "again.gguf").parity.largest == 0
@@ -278,7 +278,7 @@ def test_a_file_is_converted_to_a_folder_and_to_a_file(family, tokenizer, tmp_pa
     assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), back.parameters(), strict=True))
 
 
-def test_tensors_that_are_left_over_or_missing_are_named(tokenizer, tmp_path):  # noqa: F811
+def test_tensors_that_are_left_over_or_missing_are_named(tokenizer, tmp_path):
     """One that is not read would change what the model computes."""
     _, path = write(tmp_path, tokenizer, "qwen3")
     more = rewritten(path, tmp_path, tensors={"blk.0.ffn_up.bias": np.zeros(48, np.float32)})
@@ -289,7 +289,7 @@ def test_tensors_that_are_left_over_or_missing_are_named(tokenizer, tmp_path):  
         pellucid.load(fewer, device="cpu")
 
 
-def test_the_command_writes_with_a_file(tokenizer, tmp_path, capsys):  # noqa: F811
+def test_the_command_writes_with_a_file(tokenizer, tmp_path, capsys):
     _, path = write(tmp_path, tokenizer)
     assert main(["generate", str(path), "To be", "--max-tokens", "3", "--seed", "1"]) == 0
     assert capsys.readouterr().out.startswith("To be")

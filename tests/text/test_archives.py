@@ -90,7 +90,7 @@ def test_json_that_is_no_array_of_text_is_left_out_of_a_folder(tmp_path):
         (tmp_path / f"{i}.json").write_text(content)
     (tmp_path / "empty.json").write_text("[]")
     corpus = read_corpus(tmp_path)
-    reason = "it is no JSON array of objects or strings"
+    reason = "it is no JSON array of objects or strings; --format plain reads it as text"
     assert dict(corpus.skipped) == {**{f"{i}.json": reason for i in range(4)}, "empty.json": "empty"}
 
 

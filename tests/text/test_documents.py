@@ -48,7 +48,7 @@ def test_a_folder_is_read_in_the_order_of_its_paths_with_an_account(tmp_path):
     assert reasons[".git"] == "hidden"
     assert reasons["empty.txt"] == "empty"
     assert "binary" in reasons["image.dat"]
-    assert reasons["table.json"] == "it is no JSON array of objects or strings"
+    assert reasons["table.json"] == "it is no JSON array of objects or strings; --format plain reads it as text"
 
 
 def test_of_files_that_are_named_an_empty_one_is_left_out_and_a_hidden_one_is_read(tmp_path):

@@ -198,7 +198,7 @@ def test_the_command_line_holds_out_and_leaves_out(tmp_path, capsys, monkeypatch
     assert cli.main([*command, "--out", "x"]) == 2
     assert "broken.jsonl, line 1" in capsys.readouterr().err
     held = ["--held-out", "./0.1", "--held-out", "texts/sub", "--skip-bad", "--field", "body"]
-    assert cli.main([*command, *held, "--out", "one"]) == 0
+    assert cli.main([*command, *held, "--out", "one", "--explain"]) == 0
     said = capsys.readouterr().out
     assert "held out: 2 documents, 500 bytes, of 2 files of your own" in said
     assert "1 file that cannot be read was left out" in said

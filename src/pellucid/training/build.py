@@ -168,7 +168,7 @@ def read_pairs_to_train(
     lines = [
         f"pairs: {len(pairs):,} in {counted(len(pairs.files), 'file')}, {pairs.n_bytes:,} bytes; {len(train):,} target "
         f"tokens to train on, {len(held):,} held out",
-        Detail(split.note),
+        line_on_split(split.note),
         Detail(f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids for both sides"),
         *tokenizer.notes,
         *tokens.notes,
@@ -207,7 +207,7 @@ def read_conversations_to_train(
         f"conversations: {len(conversations):,} in {counted(len(conversations.files), 'file')}, "
         f"{conversations.n_bytes:,} bytes; {len(train):,} tokens of the assistant to train on, of "
         f"{len(tokens.part('train')):,}; {len(held):,} held out",
-        Detail(split.note),
+        line_on_split(split.note),
         f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids"
         + (f", {' and '.join(missing)} new" if missing else ""),
         *tokenizer.notes,
@@ -300,7 +300,7 @@ def read_text(
     lines = [
         f"text: {counted(len(corpus.documents), 'document')}, {corpus.n_bytes:,} bytes; {n_train:,} tokens to train "
         f"on, {n_held:,} held out",
-        Detail(split.note),
+        line_on_split(split.note),
         Detail(
             f"tokenizer: {tokenizer.kind}, {tokenizer.n_vocab:,} ids, "
             f"{corpus.n_bytes / (n_train + n_held):.2f} bytes per token"
@@ -315,6 +315,11 @@ def read_text(
     lines += [*lines_on_unknown(tokens, tokenizer), *lines_on_skipped(corpus.skipped)]
     reporter.start([*lines, *map(Detail, why)])
     return recipe, corpus, tokens, tokenizer
+
+
+def line_on_split(note: str) -> str:
+    """What is held out: a detail, unless it holds a warning."""
+    return note if "warning:" in note else Detail(note)
 
 
 def build_network(recipe: Recipe, device: torch.device, weights: Weights | None = None) -> Transformer:

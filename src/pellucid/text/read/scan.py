@@ -241,7 +241,7 @@ def why_unreadable(origin: Origin, reading: ReadOptions) -> str:
     if b"\0" in head:
         return "it is binary, expected text"
     if origin.format == "json" and not ARRAY_OF_TEXT.match(head):
-        return "it is no JSON array of objects or strings"
+        return "it is no JSON array of objects or strings; --format plain reads it as text"
     bad = sum("\udc80" <= character <= "\udcff" for character in head.decode("utf-8", "surrogateescape"))
     if bad > MOST_UNDECODABLE * len(head) and not reading.encoding and origin.format != "html":
         encoding = fitting_encoding(head)
