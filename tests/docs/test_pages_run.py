@@ -30,7 +30,7 @@ def test_training(desk: Path, capfd: pytest.CaptureFixture[str]):
     assert (desk / "runs" / "masked" / "report.html").exists()
     table = page("docs/training.md").partition("## What a run writes")[2].partition("\n## ")[0]
     written = re.findall(r"^\| `([\w.]+)/?` \| .* \|$", table, re.MULTILINE)
-    assert len(written) == 9
+    assert len(written) == 10
     assert not [file for file in written if not (desk / "runs" / "my_texts" / file).exists()]
 
 

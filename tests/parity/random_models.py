@@ -1,6 +1,7 @@
 """Tiny models of every family of transformers, one for each option that the family's configuration has."""
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -667,7 +668,8 @@ def config_of_theirs(name: str, variant: str) -> Any:
     kind, common, variants = TINY[name]
     options = {"attn_implementation": "eager", "experts_implementation": "eager"} | COMMON | common | variants[variant]
     config_class = getattr(transformers, kind).config_class
-    return config_class(**options)
+    # a class writes its defaults, such as GPT-NeoX's partial_rotary_factor, into the dictionaries that it is given
+    return config_class(**copy.deepcopy(options))
 
 
 def model_of_theirs(name: str, variant: str) -> tuple[nn.Module, dict[str, Any]]:

@@ -56,7 +56,9 @@ def test_logits_as_published(name):
 
 @pytest.mark.parametrize(("name", "variant"), marked([case for case in CASES if case[0] not in (*MASKED, *PAIRS)]))
 def test_cached_decoding(name, variant):
-    """Token by token with our cache what theirs gives with theirs; GPT-1 of transformers has none."""
+    """Token by token with our cache what theirs gives with theirs; GPT-1 of transformers has none, and without layers
+    theirs does not know how long it is.
+    """
     with in_float64():
         model, config = model_of_theirs(name, variant)
         network, _ = as_ours(model, config)
@@ -65,7 +67,7 @@ def test_cached_decoding(name, variant):
         for at in (slice(0, 4), slice(4, 5), slice(5, 6), slice(6, 9)):
             with torch.no_grad():
                 ours = network(tokens[:, at], cache=cache)
-                if name == "openai-gpt":
+                if name == "openai-gpt" or a.n_layers == 0:
                     expected = model(tokens[:, : at.stop]).logits[:, at]
                 else:
                     read = model(tokens[:, at], past_key_values=past, use_cache=True)
