@@ -7,6 +7,7 @@ second is a dependency, which tiktoken has too.
 
 import codecs
 import re
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -56,7 +57,9 @@ def _detected(content: bytes, candidates: tuple[str, ...]) -> str:
         chardet: Any = import_module("chardet")
     except ImportError:
         return _normalized(content, candidates)
-    match = chardet.detect(content, include_encodings=candidates, no_match_encoding="ascii")
+    with warnings.catch_warnings():  # it warns that ascii, its word for no match, is no candidate
+        warnings.filterwarnings("ignore", message="no_match_encoding", category=UserWarning)
+        match = chardet.detect(content, include_encodings=candidates, no_match_encoding="ascii")
     return match["encoding"] or "" if match["confidence"] >= LEAST_CONFIDENCE else ""
 
 
