@@ -159,8 +159,11 @@ def test_operators_for_arrays_do_what_their_examples_say():
     assert mutate_code("a / b", LoseOperand(), 1) is None
 
 
-def test_the_table_names_files_that_are_there():
-    rooms, _ = mutants.load_rooms()
+def test_the_table_names_files_and_lines_that_are_there():
+    rooms, equivalent = mutants.load_rooms()
+    for path, line, _ in equivalent:
+        code = (mutants.ROOT / "src" / path).read_text(encoding="utf-8").splitlines()
+        assert line in [text.strip() for text in code], f"{path}: {line}"
     for room in rooms.values():
         assert all(room.file(path).is_file() for path in room.tests)
         assert all((room.root / file).is_file() for file in room.test_files)

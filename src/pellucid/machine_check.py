@@ -92,7 +92,7 @@ def problems(device: torch.device, speeds: dict[str, float], free: int) -> list[
             "PELLUCID_CACHE"
         )
     found += [
-        f"missing: {name} is not installed, which {what}"
+        f"missing: {name}, which {what}: pip install {name}"
         for name, what in OPTIONAL_PACKAGES.items()
         if not is_importable(name)
     ]

@@ -79,7 +79,7 @@ WRONG = {
     "plan smal": "did you mean 'small'",
     "plan --batch 0": "--batch 0: expected a number from 1 on",
     "plan --tokens -5": "--tokens -5: expected",
-    "plan --n-ctx 0": "--n-ctx 0: expected",
+    "plan --context 0": "--context 0: expected",
     "plan --device tpu": "--device tpu: expected",
     "report new": "new: expected the folder of a run",
     "train": "no text was named",

@@ -40,7 +40,7 @@ def test_a_sound_machine_has_no_problems(sound):
         (
             "is_importable",
             lambda name: name != "gguf",
-            "missing: gguf is not installed, which writes files for llama.cpp",
+            "missing: gguf, which writes files for llama.cpp: pip install gguf",
         ),
     ],
 )

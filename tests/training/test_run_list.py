@@ -48,8 +48,36 @@ def test_a_damaged_a_stopped_and_a_trained_run_say_so(runs):
     assert pellucid.list_runs(runs)[1].status.startswith("damaged: ")
     for step in steps_of(runs / "a")[1:]:
         (runs / "a" / "checkpoints" / f"step-{step:08}").rename(runs / "a" / "checkpoints" / f"gone-{step}")
-    left = steps_of(runs / "a")
-    assert pellucid.list_runs(runs)[0].status == (f"stopped at step {left[-1]}" if left else "has no checkpoint")
+    (left,) = steps_of(runs / "a")
+    assert pellucid.list_runs(runs)[0].status == f"stopped at step {left}"
+
+
+def test_a_run_whose_last_evaluation_is_missing_is_not_finished(runs):
+    metrics = runs / "a" / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(line for line in lines if not ('"step": 12' in line and "held_out_loss" in line)))
+    assert pellucid.list_runs(runs)[0].status == "stopped at step 12"
+
+
+def test_a_run_with_the_weights_of_adapters_stays(runs, tmp_path):
+    fields = {"adapt.rank": 2, "evaluate_every": 1}
+    adapters = pellucid.train(
+        tmp_path / "text.txt", from_model=runs / "a", out=runs / "c", steps=1, fields=fields, show=False
+    ).path
+    for change in (pellucid.delete_run, lambda run: pellucid.rename_run(run, "z")):
+        with pytest.raises(RecipeError, match="c has adapters of the weights of"):
+            change(runs / "a")
+    pellucid.delete_run(adapters)
+    pellucid.delete_run(runs / "a")
+
+
+def test_a_predictor_is_printed_with_its_own_functions(tmp_path):
+    text = write_text(tmp_path)
+    fields = {"d_embed": 8, "d_hidden": 8, "tokenizer": "byte"}
+    run = pellucid.train_predictor(
+        text, kind="neural-probabilistic", out=tmp_path / "run", steps=1, fields=fields, show=False
+    )
+    assert str(run).splitlines()[-1] == f"next: model = pellucid.load_predictor({str(run.path)!r})"
 
 
 def test_pruning_keeps_what_a_run_needs_to_go_on(runs):

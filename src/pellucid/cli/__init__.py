@@ -150,13 +150,13 @@ class HelpPage(io.StringIO):
 
 #: options of other programs, which nobody spells otherwise here, and what they are called here
 MEANT_FLAGS = {
-    **dict.fromkeys(("lr", "lr-rate", "rate", "max-lr"), "--learning-rate"),
+    **dict.fromkeys(("lr", "rate", "max-lr"), "--learning-rate"),
     **dict.fromkeys(("bs", "batch-size", "batchsize"), "--batch"),
-    **dict.fromkeys(("block-size", "seq-len", "context-length", "n-ctx-len", "max-seq-len"), "--context"),
+    **dict.fromkeys(("n-ctx", "block-size", "seq-len", "context-length", "max-seq-len"), "--context"),
     **dict.fromkeys(("n-layers", "n-layer", "num-layers", "depth"), "--layers"),
     **dict.fromkeys(("d-model", "n-embd", "hidden-size", "dim"), "--width"),
     **dict.fromkeys(("max-steps", "max-iters", "iters", "num-steps"), "--steps"),
-    **dict.fromkeys(("n-epochs", "num-epochs", "num-train-epochs", "epochs-per-run"), "--epochs"),
+    **dict.fromkeys(("n-epochs", "num-epochs", "num-train-epochs"), "--epochs"),
     **dict.fromkeys(("output", "output-dir", "out-dir"), "--out"),
     **dict.fromkeys(("max-new-tokens", "length", "n-tokens", "num-tokens"), "--max-tokens"),
     **dict.fromkeys(("temp", "t"), "--temperature"),

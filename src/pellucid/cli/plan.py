@@ -34,7 +34,7 @@ def doctor_command(*, as_json: Annotated[bool, option(name="json")] = False) -> 
 class PlannedModelOptions:
     """Sizes that replace those of the preset, file or run."""
 
-    n_ctx: Annotated[int | None, option("N"), at_least(1)] = None
+    context: Annotated[int | None, option("N"), at_least(1)] = None
     """Use this many tokens of context."""
     vocabulary: Annotated[int | None, option("N"), at_least(1)] = None
     """Use a tokenizer of this many tokens."""
@@ -111,7 +111,7 @@ def plan_command(
         plan = make_plan(
             what,
             batch=t.batch,
-            n_ctx=model.n_ctx,
+            n_ctx=model.context,
             vocabulary=model.vocabulary,
             precision=t.precision,
             accelerators=t.accelerator or DEFAULT_ACCELERATORS,

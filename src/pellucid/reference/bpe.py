@@ -133,8 +133,8 @@ def bpe_encode(text: str, bpe: BPE, *, order: str = "lowest-rank", allowed_speci
     """
     allowed = sorted(set(allowed_special), key=len, reverse=True)
     for name in allowed:
-        before, separator, after = text.partition(name)
-        if separator:
+        before, match, after = text.partition(name)
+        if match:
             around = [bpe_encode(part, bpe, order=order, allowed_special=allowed) for part in (before, after)]
             return [*around[0], special_token(name, bpe), *around[1]]
     merge = {"lowest-rank": _merge_by_rank, "sequential": _merge_in_order}[order]

@@ -2,14 +2,16 @@
 
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.metrics import last_evaluation, read_metrics
 from pellucid.runs.options import RecipeError, RunRecipe
 from pellucid.runs.pipeline import is_being_trained, prune_checkpoints
-from pellucid.training.kinds import recipe_values, run_kind
+from pellucid.training.kinds import run_kind
 from pellucid.training.load import read_recipe
 
 
@@ -82,18 +84,21 @@ def summary_of_run(run: Path) -> RunSummary:
     tokens = max((row["tokens"] for row in rows if isinstance(row.get("tokens"), int)), default=None)
     seconds = max((row["seconds"] for row in rows if isinstance(row.get("seconds"), int | float)), default=None)
     bits = last_evaluation(rows).get("bits_per_byte")
-    return RunSummary(run, kind, n_bytes, tokens, seconds, bits, run_status(run, kind))
+    return RunSummary(run, kind, n_bytes, tokens, seconds, bits, run_status(run, kind, rows))
 
 
-def run_status(run: Path, kind: str) -> str:
-    """Whether a run is finished, stopped, or being trained."""
+def run_status(run: Path, kind: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Whether a run is finished, stopped, or being trained; `rows` are those of its metrics.
+
+    It is finished where its last step is saved and evaluated, and the share of its n-gram is fitted if it has one.
+    """
     if is_being_trained(run):
         return "being trained"
     if kind == "ngram":
         return "finished"
-    steps = steps_of(run)
-    decay = recipe_values(run).get("record", {}).get("decay")
-    if decay and steps and steps[-1] == decay[1]:
+    recipe, steps = recipe_of_run(run), steps_of(run)
+    ends = "mixture_weight" if recipe.train.mix == "auto" else "held_out_loss"
+    if steps and recipe.is_last(steps[-1]) and any(ends in row for row in rows if row["step"] == steps[-1]):
         return "finished"
     return f"stopped at step {steps[-1]:,}" if steps else "has no checkpoint"
 
@@ -130,8 +135,9 @@ def recipe_of_run(run: Path) -> RunRecipe:
 
 
 def rename_run(run: str | Path, name: str) -> Path:
-    """Give a run's folder another name beside its old one. Returns the new path. Raises RecipeError as `prune_run`."""
+    """Give a run's folder another name beside its old one. Returns the new path. Raises RecipeError as `delete_run`."""
     run = checked_run(run)
+    check_no_adapters(run)
     if not name or Path(name).name != name or name in (".", ".."):
         raise RecipeError(f"{name!r} is no name of a folder: give one without slashes, such as first-try")
     target = run.with_name(name)
@@ -142,11 +148,13 @@ def rename_run(run: str | Path, name: str) -> Path:
 
 
 def delete_run(run: str | Path) -> int:
-    """Remove a run's folder for good. Returns the bytes that it had. Raises RecipeError as `prune_run`.
+    """Remove a run's folder for good. Returns the bytes that it had.
 
-    The folder is renamed first: where the removal is interrupted, no half of a run is left under its name.
+    The folder is renamed first: where the removal is interrupted, no half of a run is left under its name. Raises
+    RecipeError where it is no run, is being trained, or has the weights of adapters in the same folder of runs.
     """
     run = checked_run(run)
+    check_no_adapters(run)
     if run.is_symlink():
         raise RecipeError(f"{run} is a link to {os.readlink(run)}: delete that, or remove the link itself")
     n_bytes, aside = bytes_of(run), run.with_name(f".{run.name}.deleted")
@@ -166,6 +174,21 @@ def checked_run(run: str | Path) -> Path:
     if is_being_trained(run):
         raise RecipeError(f"{run} is being trained: stop it first")
     return run
+
+
+def check_no_adapters(run: Path) -> None:
+    """Raise RecipeError where a run beside this one trained adapters of its weights, and is not opened without them."""
+    for other in runs_in(run.absolute().parent):
+        try:
+            recipe = read_recipe(other) if run_kind(other) == "transformer" else None
+        except (RecipeError, OSError):
+            continue
+        base = recipe.record.base if recipe is not None and recipe.adapt.rank else None
+        if base is not None and Path(base.path).resolve() == run.resolve():
+            raise RecipeError(
+                f"{other.name} has adapters of the weights of {run}, and cannot be opened without them: delete it "
+                f"first, or write it with its weights by pellucid convert {other}"
+            )
 
 
 def reported_neighbours(run: Path) -> list[Path]:

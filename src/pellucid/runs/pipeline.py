@@ -85,16 +85,18 @@ class Run(Generic[RecipeT]):
     def __str__(self) -> str:
         """The folder, how far the run has come, what it has reached, and what to do next."""
         path, lines = str(self.path), [f"run: {self.path}"]
+        is_transformer = self.recipe.to_dict()["options"]["kind"] == "transformer"
+        of_kind = "" if is_transformer else "_predictor"
         if self.step:
             lines.append(f"step {self.step:,} of {self.recipe.n_steps:,}")
         if self.held_out_loss is not None:
             bits = f", {self.bits_per_byte:.4f} bits/byte" if self.bits_per_byte is not None else ""
             lines.append(f"held-out loss {self.held_out_loss:.4f} nats/token{bits}")
         if self.exit_code:
-            lines.append(f"stopped; go on with: pellucid.train(resume=True, out={path!r})")
+            lines.append(f"stopped; go on with: pellucid.train{of_kind}(resume=True, out={path!r})")
         if (self.path / "report.html").exists():
             lines.append(f"report: {self.path / 'report.html'}")
-        return "\n".join([*lines, f"next: model = pellucid.load({path!r})"])
+        return "\n".join([*lines, f"next: model = pellucid.load{of_kind}({path!r})"])
 
 
 @kept_memory()

@@ -1,5 +1,6 @@
 """Ablation: the metric without each head, or without each block's attention or MLP."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Unpack
@@ -41,10 +42,10 @@ class Ablation(PrintsAsTable):
 
     def printed(self) -> PrintedTable:
         """The ablated parts, the largest effect first."""
-        places = torch.cartesian_prod(*(torch.arange(n) for n in self.values.shape)).reshape(self.values.numel(), -1)
+        indices = itertools.product(*map(range, self.values.shape))
         rows = [
             (".".join(str(k) for k in (self.layers[layer], *head)), float(value), float(value) - self.baseline)
-            for (layer, *head), value in zip(places.tolist(), self.values.flatten(), strict=True)
+            for (layer, *head), value in zip(indices, self.values.flatten(), strict=True)
         ]
         rows.sort(key=lambda row: -abs(row[-1]))
         heading = f"{self.metric} with {self.site} ablated ({self.kind}); {self.baseline:.3f} without"

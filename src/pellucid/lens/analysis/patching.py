@@ -6,6 +6,7 @@ form one batch. Under a causal mask only the positions from the patched one on a
 and values of earlier positions.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -86,10 +87,10 @@ class Patching(PrintsAsTable):
         """The patched places, those that recover most of the clean run's metric first."""
         same = self.clean == self.corrupt
         shares = torch.full_like(self.values, math.nan) if same else self.recovered
-        places = torch.cartesian_prod(*(torch.arange(n) for n in shares.shape)).reshape(shares.numel(), -1)
+        indices = itertools.product(*map(range, shares.shape))
         rows = []
         for (layer, column, *head), value, share in zip(
-            places.tolist(), self.values.flatten().tolist(), shares.flatten().tolist(), strict=True
+            indices, self.values.flatten().tolist(), shares.flatten().tolist(), strict=True
         ):
             at = self.positions[column]
             token = "all" if at is None else f"{at} {self.tokens[at]!r}"

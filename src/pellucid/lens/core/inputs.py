@@ -102,8 +102,7 @@ def read_inputs(
     if isinstance(texts, Generated):
         prefix = len(texts.prompt_ids) if a.attention.mask == "prefix" else 0
         texts = [*texts.prompt_ids, *texts.ids]
-    role: Role = "masked" if a.attention.mask == "bidirectional" else "text"
-    rows = _rows(texts, tokenizer, role if a.encoder is None else "target", bos)
+    rows = _rows(texts, tokenizer, _role_of(a) if a.encoder is None else "target", bos)
     tokens, lengths = _padded(rows, a, device)
     prefixes = _prefixes(a, lengths, prefix)
     mask, kinds = _mask(a, lengths, prefixes, tokens), _segments(a, segments, tokens)
@@ -121,14 +120,19 @@ def read_inputs(
 
 def last_tokens(model: Model, text: str, bos: bool | None = None) -> tuple[str | list[int], str]:
     """A text that a model without an encoder reads whole, and ""; or its last tokens, and a sentence that says so."""
-    role, n_ctx = "masked" if model.architecture.attention.mask == "bidirectional" else "text", model.architecture.n_ctx
-    ids = _ids(text, model.tokenizer, role, bos)
+    n_ctx = model.architecture.n_ctx
+    ids = _ids(text, model.tokenizer, _role_of(model.architecture), bos)
     if len(ids) <= n_ctx:
         return text, ""
     return ids[-n_ctx:], f"This text has {len(ids):,} tokens; this model reads {n_ctx:,}: the last {n_ctx:,} are shown."
 
 
 Role = Literal["text", "masked", "target", "source"]
+
+
+def _role_of(a: Architecture) -> Role:
+    """What a text is to a model without an encoder."""
+    return "masked" if a.attention.mask == "bidirectional" else "text"
 
 
 def _rows(texts: Any, tokenizer: Tokenizer, role: Role, bos: bool | None = None) -> list[list[int]]:

@@ -79,10 +79,8 @@ def _archive(file: BinaryIO, origin: Origin) -> Iterator[_Archive]:
     except DocumentError:
         raise
     except (*_DAMAGE, etree.XMLSyntaxError, OSError) as error:
-        if getattr(error, "errno", None) not in (
-            None,
-            errno.EINVAL,
-        ):  # of the disk
+        is_of_disk = getattr(error, "errno", None) not in (None, errno.EINVAL)
+        if is_of_disk:
             raise
         said = "".join(str(error).splitlines()[:1])
         raise DocumentError(f"{origin.name} is damaged or not of its format ({said}): fetch or save it again") from None
