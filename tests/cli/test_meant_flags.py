@@ -31,6 +31,11 @@ def test_an_option_of_another_program_is_named(words, meant, capsys):
     assert f"did you mean {meant}? pellucid train --help lists all" in capsys.readouterr().err
 
 
+def test_what_stands_behind_two_dashes_is_text(capsys):
+    assert main(["generate", "no/run", "--", "--length"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
 def test_what_is_meant_exists_and_what_it_is_named_for_does_not():
     functions = [*COMMANDS.values(), *(run for commands, _ in COMMAND_GROUPS.values() for run in commands.values())]
     groups = [hint for function in functions for hint in get_type_hints(function).values() if isinstance(hint, type)]

@@ -14,8 +14,8 @@ from pellucid.cli import main
 from pellucid.runs import device, length, pace
 from pellucid.runs import reporter as display
 from pellucid.runs.length import LONGEST_INTERVAL, SHORTEST_INTERVAL, evaluation_interval
-from pellucid.runs.live_reporter import LiveReporter
-from pellucid.runs.options import INTERVALS, with_record, with_train
+from pellucid.runs.live_reporter import LiveReporter, make_reporter
+from pellucid.runs.options import INTERVALS, RecipeError, with_record, with_train
 from pellucid.runs.pace import Pace, last_evaluation_units
 from pellucid.runs.reporter import Detail, NotebookReporter, PlainReporter
 from pellucid.runs.schedule import decay_of
@@ -135,6 +135,16 @@ def test_json_has_one_object_a_line(tmp_path, capsys):
     assert [event["step"] for event in events if event["event"] == "step"] == [1, 2]
     assert events[-1]["run"] == str(out)
     assert events[-1]["held_out_loss"] > 0
+
+
+def test_warnings_are_printed_wherever_they_stand_in_a_line_and_other_kinds_of_output_are_refused(capsys):
+    reporter = make_reporter("warnings")
+    for line in ("text: 1 document", "held out: 3 pairs; warning: 1 of them is also trained on"):
+        reporter.line(line)
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "held out: 3 pairs; warning: 1 of them is also trained on\n")
+    with pytest.raises(RecipeError, match="show = 'jsno': expected True, False, 'warnings' or 'json'"):
+        make_reporter("jsno")
 
 
 def test_quiet_prints_the_folder_alone(tmp_path, capsys):

@@ -7,6 +7,7 @@ import difflib
 import errno
 import functools
 import io
+import itertools
 import os
 import re
 import shutil
@@ -169,7 +170,8 @@ def run(function: Callable[..., int], program: str, arguments: list[str]) -> int
     """Run a command, or print its help, which ends with notes and examples."""
     about, _, notes = description_of(function).partition("\n\n")
     page = HelpPage(sys.stdout)
-    flags = [argument[2:].partition("=")[0] for argument in arguments if argument.startswith("--")]
+    options = itertools.takewhile(lambda argument: argument != "--", arguments)
+    flags = [argument[2:].partition("=")[0] for argument in options if argument.startswith("--")]
     if other := next((flag for flag in flags if flag in MEANT_FLAGS), None):
         complain(f"there is no option --{other}: did you mean {MEANT_FLAGS[other]}? {program} --help lists all")
         return WRONG_INPUT

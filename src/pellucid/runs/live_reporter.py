@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pellucid.runs.interrupt import Phase
-from pellucid.runs.options import RunRecipe
+from pellucid.runs.options import RecipeError, RunRecipe
 from pellucid.runs.pace import Pace
 from pellucid.runs.reporter import JsonReporter, NotebookReporter, PlainReporter, QuietReporter, clock, how_far
 from pellucid.text.sanitize import sanitize
@@ -123,8 +123,11 @@ class LiveReporter(PlainReporter):
 def make_reporter(show: RunOutput = True, explains: bool = False) -> PlainReporter:
     """What shows a run: the live panel in a terminal, one line that changes in a notebook, plain lines elsewhere.
 
-    With `show` = False nothing is printed, with "warnings" these alone, and with "json" one object a line.
+    With `show` = False nothing is printed, with "warnings" these alone, and with "json" one object a line. Raises
+    RecipeError for another value.
     """
+    if show not in (True, False, "warnings", "json"):
+        raise RecipeError(f"show = {show!r}: expected True, False, 'warnings' or 'json'")
     if show == "json":
         return JsonReporter()
     if show is not True:

@@ -541,8 +541,8 @@ def prune_checkpoints(run_dir: Path, recipe: RunRecipe, keep_last: int) -> None:
 def line_on_stopping(run_dir: Path, step: int) -> str:
     """What is said of a run that a signal has stopped: what is saved, and how it goes on."""
     saved = max(steps_of(run_dir), default=0)
-    kept = "saved" if saved == step else f"of which step {saved:,} is saved" if saved else "before anything was saved"
-    return f"stopped at step {step:,}, {kept}; go on with: pellucid train --resume --out {shlex.quote(str(run_dir))}"
+    what = "saved" if saved == step else f"of which step {saved:,} is saved" if saved else "before anything was saved"
+    return f"stopped at step {step:,}, {what}; go on with: pellucid train --resume --out {shlex.quote(str(run_dir))}"
 
 
 def lines_on_best(run_dir: Path, trainer: Trainer) -> list[str]:

@@ -204,7 +204,7 @@ class QuietReporter(PlainReporter):
         self.warns = warns
 
     def line(self, text: str) -> None:
-        if self.warns and text.startswith("warning:"):
+        if self.warns and "warning:" in text:
             super().line(text)
 
 
