@@ -1146,6 +1146,44 @@ def test_dividing_at_marks_is_that_of_the_whole_text_whatever_the_chunks(parts, 
 # Markdown ---------------------------------------------------------------------------------------
 
 
+PAGE = """<html><head><title>Sea</title></head><body><nav><ul><li><a href="/">Home</a></li><li><a href="/a">About</a>
+</li></ul></nav><div id="cookie-banner">We use cookies. <button>Accept all</button></div>
+<main><h1>The sea</h1>
+<p>The sea is wide and its waves are long; nobody has seen the other side of it, and those who say so are mistaken.</p>
+<p>A second paragraph speaks of ships, harbours, and people who come from far away to see them.</p></main>
+<footer>Copyright 2020 Somebody. Imprint</footer></body></html>"""
+
+
+def test_the_main_text_of_a_page_is_read_on_request(tmp_path):
+    path = put(tmp_path, "sea.html", PAGE.encode())
+    everything, main = texts_of(path)[0], texts_of(path, html="main")[0]
+    assert all(words in everything for words in ("Home", "cookies", "The sea is wide", "Imprint"))
+    first = "wide and its waves are long; nobody has seen the other side of it, and those who say so are mistaken."
+    second = "A second paragraph speaks of ships, harbours, and people who come from far away to see them."
+    assert main == f"The sea\nThe sea is {first}\n{second}\n"
+    assert read_corpus(path, reading=ReadOptions(html="main")).notes == []
+
+
+def test_a_page_without_a_main_text_is_read_as_a_whole_and_said(tmp_path):
+    put(tmp_path, "sea.html", PAGE.encode())
+    put(tmp_path, "short.html", b"<p>hi</p>")
+    corpus = read_corpus(tmp_path, reading=ReadOptions(html="main"))
+    assert corpus.notes == ["short.html was read as a whole: no part is clearly the main text"]
+    assert texts_of(tmp_path, html="main")[1] == "hi\n"
+    put(tmp_path, "shorter.html", b"<p>ho</p>")
+    assert read_corpus(tmp_path, reading=ReadOptions(html="main")).notes == [
+        "2 of 3 pages were read as a whole: no part is clearly the main text"
+    ]
+
+
+def test_a_part_of_pages_that_does_not_exist_or_has_no_effect_is_said(tmp_path):
+    with pytest.raises(DocumentError, match="choose one of all, main"):
+        ReadOptions(html="body")
+    path = put(tmp_path, "a.txt", b"text")
+    note = "--html main has no effect: none of these files is an HTML page"
+    assert read_corpus(path, reading=ReadOptions(html="main")).notes == [note]
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [

@@ -219,6 +219,8 @@ class FilesOptions:
     """Read plain, markdown, html, jsonl, json, csv, tsv, parquet, arrow, epub or docx, whatever the file's name."""
     encoding: Annotated[str | None, option("NAME", default="bytes that are not UTF-8 become U+FFFD")] = None
     """Read files that are not UTF-8 in this encoding, such as latin-1."""
+    html: Annotated[Literal["all", "main"] | None, option("PART", default="all")] = None
+    """Of HTML pages read all that a reader sees, or the main text without menus and banners."""
     split_at: Annotated[str | None, option("TEXT", default="files and rows are whole documents")] = None
     """End a document, and begin another, wherever the text holds this, such as '<|endoftext|>'."""
     include: Annotated[UseAppendAction[tuple[str, ...]], option("PATTERN", repeatable=True)] = ()
@@ -247,6 +249,7 @@ class FilesOptions:
             field=self.joined_fields(),
             format=self.format or "auto",
             encoding=self.encoding or "",
+            html=self.html or "all",
             split_at=self.split_at or "",
             include=",".join(self.include),
             exclude=",".join(self.exclude),

@@ -229,6 +229,7 @@ def fields_of(input: TrainingTextOptions, model: ModelOptions, training: Trainin
         "text.field": input.joined_fields() or None,
         "text.format": input.format,
         "text.encoding": input.encoding,
+        "text.html": input.html,
         "text.split_at": input.split_at,
         "text.include": ",".join(input.include) or None,
         "text.exclude": ",".join(input.exclude) or None,

@@ -46,6 +46,8 @@ class TextOptions(Options):
     """patterns of file names, separated by commas; files in folders that match none of them are not read"""
     exclude: str = ""
     """patterns of file names, separated by commas; files in folders that match one of them are not read"""
+    html: Literal["all", "main"] = "all"
+    """the part of HTML pages that is read: all that a reader sees, or the main text without menus and banners"""
     split_at: str = ""
     """the characters at which a document ends and another begins, such as <|endoftext|>; empty: nowhere"""
     drop_duplicates: Literal["no", "yes"] = "no"

@@ -326,7 +326,7 @@ def mlp_width(a: Architecture, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 #: the options of reading that do not go with pairs and conversations
-READ_AS_TEXT = ("field", "format", "encoding", "split_at", "drop_duplicates")
+READ_AS_TEXT = ("field", "format", "encoding", "html", "split_at", "drop_duplicates")
 #: the mask that each objective needs: a position must not read the token that it predicts
 OBJECTIVE_MASK = {"next-token": "causal", "prefix": "prefix", "masked": "bidirectional", "source-target": "causal"}
 OBJECTIVE_MASK |= {"chat": "causal"}
@@ -364,7 +364,7 @@ def _checked(recipe: Recipe) -> Recipe:
     options = {f"text.{n}": getattr(recipe.text, n) for n in READ_AS_TEXT}
     options["text.split"] = recipe.text.split if recipe.text.split in ("documents", "tail") else ""
     rows = {"source-target": "pairs", "chat": "conversations"}.get(objective)
-    if rows and (set_options := [n for n, v in options.items() if v not in ("", "auto", "no")]):
+    if rows and (set_options := [n for n, v in options.items() if v not in ("", "auto", "no", "all")]):
         raise RecipeError(f"{set_options[0]} = {options[set_options[0]]} does not go with {rows}: leave it out")
     if recipe.text.chat_template and objective != "chat":
         raise RecipeError(

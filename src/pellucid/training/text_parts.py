@@ -58,7 +58,7 @@ def _is_plain_number(value: Any) -> bool:
 def reading_of(recipe: TextRecipe) -> ReadOptions:
     """The options of the recipe for finding and reading files."""
     t = recipe.text
-    names = ("field", "format", "encoding", "split_at", "include", "exclude", "licence")
+    names = ("field", "format", "encoding", "html", "split_at", "include", "exclude", "licence")
     named = {name: getattr(t, name) for name in names} | {"folder": recipe.input_folder}
     return ReadOptions(drop_duplicates=t.drop_duplicates == "yes", skip_bad=t.skip_bad == "yes", **named)
 

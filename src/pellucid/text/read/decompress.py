@@ -33,7 +33,7 @@ MARKS = (
 @dataclass(frozen=True)
 class Origin:
     """A file and how to read it: `name` is for messages, `format` is a key of formats.READERS, `field` holds
-    the text, and documents end at `split_at`.
+    the text, documents end at `split_at`, and of pages the `html` part is read: all, or main.
     """
 
     path: Path
@@ -43,6 +43,7 @@ class Origin:
     encoding: str = "utf-8"
     field: str = ""
     split_at: str = ""
+    html: str = "all"
 
 
 class HashingFile(io.RawIOBase):

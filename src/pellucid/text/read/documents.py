@@ -91,6 +91,7 @@ class Corpus:
             *self._notes_on_marks(),
             *self._notes_on_halves(),
             *self._notes_on_front_matter(),
+            *self._notes_on_main_text(),
             *self._notes_on_fields(),
             *self._notes_on_empty_rows(),
         ]
@@ -153,6 +154,19 @@ class Corpus:
         n_bytes = sum(source.front_matter for source in files)
         of = f"{files[0].path} is" if len(files) == 1 else f"{len(files):,} files of Markdown is"
         return [f"the front matter of {of} left out, {n_bytes:,} bytes: --format plain reads it too"]
+
+    def _notes_on_main_text(self) -> list[str]:
+        """A sentence about pages without a clear main text, or about none being a page; none where `html` is all."""
+        if self.reading.html == "all":
+            return []
+        pages = sum(origin.format == "html" for origin in self.documents.origins)
+        whole = [source for source in self.sources if source.main_missing]
+        if not pages:
+            return [f"--html {self.reading.html} has no effect: none of these files is an HTML page"]
+        if not whole:
+            return []
+        were = f"{whole[0].path} was" if len(whole) == 1 else f"{len(whole):,} of {counted(pages, 'page')} were"
+        return [f"{were} read as a whole: no part is clearly the main text"]
 
     def _notes_on_fields(self) -> list[str]:
         """A sentence about a field that was read because no other holds text; none where it is `text`."""

@@ -17,6 +17,7 @@ from pellucid.json_files import MOST_BYTES_OF_LIST, read_json_file
 from pellucid.text.read.chunks import CHUNK_BYTES, DocumentError
 from pellucid.text.read.decompress import PACKED, Origin
 from pellucid.text.read.formats import ENDINGS, READERS
+from pellucid.text.read.html import HTML_PARTS
 
 #: the path that means standard input
 STANDARD_INPUT = "-"
@@ -78,6 +79,8 @@ class ReadOptions:
                       ASCII (UTF-16, ISO-2022, ...), of all that do not; "": what is not UTF-8 becomes U+FFFD
     include, exclude  patterns, separated by commas, of file names or of paths within the folder: what is found and
                       matches none of `include`, or one of `exclude`, is left out; a file that is named is read
+    html              the part of HTML pages that is read: all that a reader sees, or the main text without menus,
+                      banners and footers
     split_at          the characters at which a document ends and another begins, such as <|endoftext|>; they, and line
                       ends beside them, are part of neither
     drop_duplicates   whether to leave out a document whose text already occurred
@@ -91,6 +94,7 @@ class ReadOptions:
     encoding: str = ""
     include: str = ""
     exclude: str = ""
+    html: str = "all"
     split_at: str = ""
     drop_duplicates: bool = False
     skip_bad: bool = False
@@ -100,6 +104,8 @@ class ReadOptions:
     def __post_init__(self):
         if self.format != "auto" and self.format not in READERS:
             raise DocumentError(f"text.format = {self.format!r}: choose auto or one of {', '.join(READERS)}")
+        if self.html not in HTML_PARTS:
+            raise DocumentError(f"text.html = {self.html!r}: choose one of {', '.join(HTML_PARTS)}")
         try:
             known = not self.encoding or codecs.lookup(self.encoding)._is_text_encoding  # type: ignore[attr-defined]
         except LookupError:
@@ -138,7 +144,7 @@ class ReadOptions:
 
     def to_dict(self) -> dict[str, Any]:
         """The options that change which documents are read, where they differ from the default."""
-        names = ("field", "format", "encoding", "split_at", "drop_duplicates")
+        names = ("field", "format", "encoding", "html", "split_at", "drop_duplicates")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name in names and self._is_set(f)}
 
     def _is_set(self, field: Any) -> bool:
@@ -349,7 +355,8 @@ def origin_of(path: Path, name: str, reading: ReadOptions, relative: str = "") -
         packed, inner = path.suffix.lower(), path.stem
     known = reading.format if reading.format != "auto" else ENDINGS.get(Path(inner).suffix.lower(), "plain")
     encoding = "utf-8" if not reading.encoding or extends_ascii(reading.encoding) else reading.encoding
-    return Origin(path, name, known, packed, encoding, reading.field_of(relative or path.name), reading.split_at)
+    field = reading.field_of(relative or path.name)
+    return Origin(path, name, known, packed, encoding, field, reading.split_at, reading.html)
 
 
 def spool() -> Path:

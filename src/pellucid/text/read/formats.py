@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from pellucid.text.read.archives import read_docx, read_epub
 from pellucid.text.read.chunks import CHUNK_BYTES, DocumentError, TextChunk, decode_chunk, decode_chunks, piece_of_text
 from pellucid.text.read.decompress import Origin, as_utf8
-from pellucid.text.read.html import read_html
+from pellucid.text.read.html import main_text_of, read_html
 from pellucid.text.read.tables import (
     FIELD,
     ChosenField,
@@ -84,14 +84,22 @@ def read_markdown(file: BinaryIO, origin: Origin) -> FileDocuments:
 
 
 def read_page(file: BinaryIO, origin: Origin) -> FileDocuments:
-    """HTML: its text is one document. An encoding that the page names in <meta charset> is used."""
+    """HTML: its text, or its main text, is one document. An encoding that the page names in <meta charset> is used."""
     buffered = file if hasattr(file, "peek") else io.BufferedReader(file, CHUNK_BYTES)  # type: ignore[arg-type]
     said = _CHARSET.search(buffered.peek(1024)[:1024])  # type: ignore[attr-defined]
     if said and origin.encoding == "utf-8":
         origin = replace(origin, encoding=_encoding_of_page(said[1].decode("ascii", "replace")))
     # a byte outside the page's encoding stays as it is and counts as not UTF-8
     utf8 = as_utf8(buffered, origin, "surrogateescape" if said else "strict")  # type: ignore[arg-type]
-    yield read_html(decode_chunks(_chunks(utf8)), origin.name)
+    chunks = decode_chunks(_chunks(utf8))
+    if origin.html == "all":
+        yield read_html(chunks, origin.name)
+        return None
+    page = list(chunks)
+    main = main_text_of("".join(chunk.text for chunk in page), origin.name)
+    replaced = sum(chunk.replaced for chunk in page)
+    yield iter([_and_replaced(piece_of_text(main), replaced)]) if main else read_html(iter(page), origin.name)
+    return ChosenField("", main_missing=not main)
 
 
 def _encoding_of_page(name: str) -> str:

@@ -3,13 +3,17 @@
 The page is parsed by libxml2 (lxml), which divides it into tags and text as browsers do (WHATWG HTML, 13.2.5).
 """
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 
 from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]
 
 from pellucid.text.read.chunks import DocumentError, TextChunk, piece_of_text
+from pellucid.text.read.decompress import import_data_extra
 
+#: the parts of a page that can be read: all that a reader sees, or the main text
+HTML_PARTS = ("all", "main")
 #: elements whose content is not shown; that of <object> is shown where the object cannot be
 HIDDEN = frozenset(("script", "style", "template", "noscript", "svg", "iframe"))
 #: elements that end an unclosed <svg> (WHATWG HTML, 13.2.6.5), and those of it that hold HTML
@@ -71,6 +75,16 @@ def read_html(pieces: Iterator[TextChunk], name: str = "the page") -> Iterator[T
     parser.close()
     if text := page.take(last=True):
         yield piece_of_text(text)
+
+
+def main_text_of(page: str, name: str) -> str:
+    """The main text of a page, a line for each paragraph, without menus, banners, comments and footers, by trafilatura;
+    "" where no part of the page is clearly that. Raises DocumentError without the package.
+    """
+    trafilatura = import_data_extra("trafilatura", f"the main text of {name}")
+    logging.getLogger("trafilatura").setLevel(logging.CRITICAL)  # it warns of every page without a main text
+    text = trafilatura.extract(page, include_comments=False)
+    return f"{text}\n" if text else ""
 
 
 class _Page:

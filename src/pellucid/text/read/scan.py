@@ -157,6 +157,7 @@ class Source:
     end_marks         how often the documents hold the characters of SEPARATOR
     divisions         how often documents were divided at `ReadOptions.split_at`
     front_matter      bytes of front matter of Markdown, which are no text
+    main_missing      whether a page was read as a whole because no part of it is clearly its main text
     encoding          the encoding, if it is neither UTF-8 nor given by a byte order mark
     held_out          whether this file was named to be held out
     """
@@ -178,6 +179,7 @@ class Source:
     end_marks: int = 0
     divisions: int = 0
     front_matter: int = 0
+    main_missing: bool = False
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -356,7 +358,7 @@ def _count(origin: Origin, file: BinaryIO) -> tuple[dict[str, Any], Documents]:
         else:
             empty += 1
     documents = Documents([origin], np.frombuffer(content, ROW), list(scripts))
-    name, others, divisions, front_matter = rows.field
+    name, others, divisions, front_matter, main_missing = rows.field
     counts = {
         "empty": empty,
         "replaced": replaced,
@@ -368,6 +370,7 @@ def _count(origin: Origin, file: BinaryIO) -> tuple[dict[str, Any], Documents]:
         "end_marks": end_marks,
         "divisions": divisions,
         "front_matter": front_matter,
+        "main_missing": main_missing,
     }
     return counts, documents
 

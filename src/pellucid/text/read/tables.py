@@ -20,13 +20,15 @@ class ChosenField(NamedTuple):
     """The field or column that was read as the text, "" where rows are strings, and the others that may hold text.
 
     `divisions` is how often documents were divided at `ReadOptions.split_at`, and `front_matter` are the bytes left out
-    before the text.
+    before the text. `main_missing` is whether a page was read as a whole because no part of it is clearly its main
+    text.
     """
 
     name: str
     others: tuple[str, ...] = ()
     divisions: int = 0
     front_matter: int = 0
+    main_missing: bool = False
 
 
 #: the documents of a file, each an iterator of chunks; what is returned behind the last says which field was read
