@@ -20,10 +20,11 @@ def running_browser(program: str) -> Iterator[Browser]:
 
 
 @contextmanager
-def visiting(browser: Browser, *, allowed: str = r"(?!)") -> Iterator[Callable[..., Page]]:
+def visiting(browser: Browser, *, allowed: str = r"(?!)", before: str = "") -> Iterator[Callable[..., Page]]:
     """A function that opens an address in a new window of one of SIZES and a colour scheme.
 
-    At the end, a complaint or a foreign request of any of the pages fails, but for what matches `allowed`.
+    The script `before` runs before those of the page. At the end, a complaint or a foreign request of any of the pages
+    fails, but for what matches `allowed`.
     """
     contexts = []
 
@@ -34,6 +35,8 @@ def visiting(browser: Browser, *, allowed: str = r"(?!)") -> Iterator[Callable[.
         )
         context.grant_permissions(["clipboard-read", "clipboard-write"])
         contexts.append((context, complaints := []))
+        if before:
+            context.add_init_script(before)
         page = context.new_page()
         page.set_default_timeout(60_000)  # a busy machine is no fault of the page
         origin = re.match(r"http://[^/#]+", url)[0]

@@ -6,14 +6,16 @@ import re
 import shlex
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 import torch
-from playwright.sync_api import Page
+from playwright.sync_api import Locator, Page
 from tests.browsing import SIZES, visiting
 from tests.serve.conftest import RunningServer, serving, small_network
 
@@ -25,6 +27,7 @@ from pellucid.serve.batching import BatchingEngine
 from pellucid.serve.opening import EngineOptions, engine_for
 from pellucid.serve.page_routes import PAGE_PATHS
 from pellucid.text.chat_template import CHATML_MARKERS, ChatTemplate
+from pellucid.text.read.conversations import read_conversations
 from pellucid.text.tokenizers.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
 from some_cases import one_in
 
@@ -44,6 +47,17 @@ def web() -> Iterator[RunningServer]:
         network.embed.token.weight.mul_(0.6)
     with serving(BatchingEngine(network, tokenizer, max_rows=4, max_tokens=10**6)) as running:
         yield running
+
+
+def serving_conversations(
+    web: RunningServer, n_ctx: int, max_tokens: int | None = None
+) -> AbstractContextManager[RunningServer]:
+    """A model with the tokenizer of `web` and a chat template."""
+    tokenizer = web.engine.tokenizer.with_special(*CHATML_MARKERS)
+    torch.manual_seed(0)
+    a = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=n_ctx, d_model=16, n_layers=1, attention=Attention(n_heads=2))
+    network = Transformer(a).double().eval()
+    return serving(BatchingEngine(network, tokenizer, max_tokens=max_tokens), template=ChatTemplate())
 
 
 @pytest.fixture
@@ -260,11 +274,7 @@ def test_a_server_with_a_key_asks_for_it(visit):
 
 def test_a_conversation_is_held_and_branches(web, visit, capsys):
     """Answers are those of the interface, also to a second message and after a branch; the first one counts on."""
-    tokenizer = web.engine.tokenizer.with_special(*CHATML_MARKERS)
-    torch.manual_seed(0)
-    a = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=256, d_model=16, n_layers=1, attention=Attention(n_heads=2))
-    network = Transformer(a).double().eval()
-    with serving(BatchingEngine(network, tokenizer), template=ChatTemplate()) as chatty:
+    with serving_conversations(web, n_ctx=256) as chatty:
         client = openai.OpenAI(base_url=f"{chatty.url}/v1", api_key="none")
 
         def answers(messages: list, n: int = 1, **options: object) -> list[str]:
@@ -316,11 +326,7 @@ def test_a_conversation_is_held_and_branches(web, visit, capsys):
 
 
 def test_a_new_conversation_forgets_an_answer_that_is_being_written(web, visit):
-    torch.manual_seed(0)
-    tokenizer = web.engine.tokenizer.with_special(*CHATML_MARKERS)
-    a = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=64, d_model=16, n_layers=1, attention=Attention(n_heads=2))
-    network = Transformer(a).double().eval()
-    with serving(BatchingEngine(network, tokenizer, max_tokens=10**6), template=ChatTemplate()) as chatty:
+    with serving_conversations(web, n_ctx=64, max_tokens=10**6) as chatty:
         page = visit(chatty.url)
         page.wait_for_selector("html[data-ready]")
         page.check("input[value=chat]")
@@ -338,13 +344,100 @@ def test_a_new_conversation_forgets_an_answer_that_is_being_written(web, visit):
         page.wait_for_selector("#halt", state="hidden")
 
 
+def hold_conversation(page: Page, *messages: str) -> list[dict[str, str]]:
+    """Start to converse, send messages, and return all messages with their answers, as the last request had them."""
+    page.wait_for_selector("html[data-ready]")
+    page.check("input[value=chat]")
+    page.fill("#max-tokens", "6")
+    for message in messages:
+        page.fill("#message", message)
+        with page.expect_request("**/v1/chat/completions") as asked:
+            page.click("#send")
+        page.wait_for_selector("#status:has-text('tokens written')")
+        page.wait_for_selector("#halt", state="hidden")
+    answer = "".join(pieces(page, ".samples section"))
+    return [*asked.value.post_data_json["messages"], {"role": "assistant", "content": answer}]
+
+
+def exported(page: Page, row: Locator, name: str) -> str:
+    """The file that a button of a stored conversation gives."""
+    with page.expect_download() as given:
+        row.get_by_role("button", name=name).click()
+    return Path(given.value.path()).read_text(encoding="utf-8")
+
+
+def test_conversations_are_stored_in_the_browser(web, visit, tmp_path):
+    """They are there after the page is left, go on where they ended, are exported, and are deleted."""
+    with serving_conversations(web, n_ctx=256) as chatty:
+        page = visit(chatty.url)
+        page.wait_for_selector("html[data-ready]")
+        page.check("input[value=chat]")
+        assert page.locator("#stored").is_hidden()  # there are none
+        page.fill("#system", "Be brief.")
+        first = hold_conversation(page, "Good morning", MARKUP)
+        page.click("#afresh")
+        hold_conversation(page, "Another\none")
+        page.reload()
+        page.wait_for_selector("html[data-ready]")
+        page.check("input[value=chat]")
+        assert page.inner_text("#stored-title") == "Conversations in this browser: 2"
+        page.click("#stored-title")
+        rows = page.locator("#stored li")
+        assert rows.locator(".title").all_inner_texts() == ["Another one", "Good morning"]
+        (tmp_path / "chats.jsonl").write_text(exported(page, rows.nth(1), "JSON"), encoding="utf-8")
+        assert read_conversations(tmp_path).rows == [first]  # what train reads
+        markdown = exported(page, rows.nth(1), "Markdown")
+        turns = re.findall(r"^## (\w+)\n\n(.*?)\n(?=\n## |\Z)", markdown, re.DOTALL | re.MULTILINE)
+        assert [{"role": role, "content": content} for role, content in turns] == first
+
+        rows.nth(1).locator(".title").click()
+        page.wait_for_selector("#results .turn")
+        assert page.locator("#results .turn").count() == 4
+        assert page.locator("#results script").count() == 0
+        assert page.input_value("#system") == "Be brief."
+        longer = hold_conversation(page, "And then?")
+        assert longer[:-2] == first
+        page.click("#stored-title")
+        assert rows.locator(".title").all_inner_texts() == ["Good morning", "Another one"]
+        assert json.loads(exported(page, rows.first, "JSON"))["messages"] == longer
+
+        page.once("dialog", lambda dialog: dialog.dismiss())
+        rows.first.get_by_role("button", name="Delete").click()
+        assert rows.count() == 2
+        page.once("dialog", lambda dialog: dialog.accept())
+        rows.first.get_by_role("button", name="Delete").click()
+        assert rows.locator(".title").all_inner_texts() == ["Another one"]
+        assert page.locator("#results *").count() == 0  # what was deleted is not shown either
+        assert page.evaluate("localStorage.length") == 1
+
+
+def test_a_browser_that_stores_nothing_says_so(web, browser):
+    refusal = """for (const name of ["localStorage", "sessionStorage"]) {
+      Object.defineProperty(window, name, { get() { throw new DOMException("refused", "SecurityError"); } });
+    }"""
+    with serving_conversations(web, n_ctx=256) as chatty, visiting(browser, before=refusal) as visit:
+        page = visit(chatty.url)
+        held = hold_conversation(page, "Good morning")
+        assert page.inner_text("#stored-title") == "Conversations in this tab: 1"
+        page.click("#stored-title")
+        assert "lost when the tab is closed" in page.inner_text("#stored-note")
+        assert json.loads(exported(page, page.locator("#stored li"), "JSON"))["messages"] == held
+
+
+def test_a_full_browser_is_an_error_that_is_shown(web, visit):
+    with serving_conversations(web, n_ctx=256) as chatty:
+        page = visit(chatty.url)
+        page.wait_for_selector("html[data-ready]")
+        # 5,242,880 characters are what a browser gives to a page
+        page.evaluate("localStorage.setItem('other', 'x'.repeat(5242870))")
+        hold_conversation(page, "Good morning")
+        assert "did not store this conversation" in page.inner_text("#error")
+        assert page.locator(".samples .token").count()
+
+
 def test_a_message_is_sent_by_enter_and_a_failure_leaves_no_empty_box(web, visit):
     """The composer stands below the conversation and keeps the focus; early turns give way to the context."""
-    torch.manual_seed(0)
-    tokenizer = web.engine.tokenizer.with_special(*CHATML_MARKERS)
-    a = Architecture(n_vocab=tokenizer.n_vocab, n_ctx=64, d_model=16, n_layers=1, attention=Attention(n_heads=2))
-    network = Transformer(a).double().eval()
-    with serving(BatchingEngine(network, tokenizer, max_tokens=100), template=ChatTemplate()) as chatty:
+    with serving_conversations(web, n_ctx=64, max_tokens=100) as chatty:
         page = visit(chatty.url)
         page.wait_for_selector("html[data-ready]")
         page.check("input[value=chat]")

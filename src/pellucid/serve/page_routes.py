@@ -11,7 +11,17 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 #: the page's own files, and those that it shares with the other pages
-PAGE_FILE_NAMES = ("index.html", "page.css", "main.js", "api.js", "elements.js", "tokens.js", "copy.js", "icon.svg")
+PAGE_FILE_NAMES = (
+    "index.html",
+    "page.css",
+    "main.js",
+    "api.js",
+    "elements.js",
+    "tokens.js",
+    "copy.js",
+    "storage.js",
+    "icon.svg",
+)
 SHARED = ("common.css", "common.js")
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 HEADERS = {

@@ -1,12 +1,6 @@
-// Requests to the server that sent this page. The key, where one is set, lives in this tab alone.
+// Requests to the server that sent this page, with the key where it has one.
 
-const STORED = "pellucid-key";
-
-export const key = {
-  get: () => sessionStorage.getItem(STORED),
-  keep: (value) => sessionStorage.setItem(STORED, value),
-  forget: () => sessionStorage.removeItem(STORED),
-};
+import { key } from "./storage.js";
 
 /** An answer that is none: its status, the server's sentence as the message, and the field of the request it is about. */
 export class ServerError extends Error {

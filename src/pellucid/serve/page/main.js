@@ -2,8 +2,9 @@
 
 import { make, readRamps, redraw, themeButton, three } from "./common.js";
 import { scaleBar } from "./elements.js";
-import { ServerError, ask, events, key } from "./api.js";
+import { ServerError, ask, events } from "./api.js";
 import { asCurl, asPython } from "./copy.js";
+import { asJson, asMarkdown, conversations, key, lasting, remove, store, titleOf } from "./storage.js";
 import { Alternatives, MOST_BITS, WrittenText, fromEntries, fromLists } from "./tokens.js";
 
 const $ = (id) => document.getElementById(id);
@@ -14,6 +15,7 @@ let about = {}; // tokenizer_info of the chosen one
 let running = null; // the AbortController of the answer that is coming
 let earlier = []; // what was shown before each branch, and how to take it up again
 let conversation = []; // messages that have an answer: {role, content}
+let conversationId = null; // under which it is stored, once it is
 let shownBody = null; // the last request, with the seed that it was drawn with
 
 const mode = () => document.querySelector("input[name=mode]:checked").value;
@@ -262,6 +264,7 @@ function clear() {
   popover.close();
   earlier = [];
   conversation = [];
+  conversationId = null;
   shownBody = null;
   $("back").hidden = true;
   $("results").replaceChildren();
@@ -270,18 +273,77 @@ function clear() {
 
 // Conversations ------------------------------------------------------------------------------
 
+const turns = (messages) => messages.map(({ role, content }) => make("section", { class: "turn", "aria-label": role, dir: "auto" }, make("h3", {}, role), content));
+
+/** The conversation is now this one, and the browser stores it. */
+function hold(messages) {
+  conversation = messages;
+  if (!messages.length) return;
+  conversationId ??= `${Date.now()}-${crypto.getRandomValues(new Uint32Array(1))[0]}`;
+  try {
+    store({ id: conversationId, model: model().id, system: $("system").value, messages, changed: new Date().toISOString() });
+  } catch (error) {
+    $("error").textContent = `The browser did not store this conversation: ${error.message} Delete some, or export this one.`;
+  }
+  listConversations();
+}
+
+/** Take a stored conversation up again, with its model where the server has it. */
+async function reopen(stored) {
+  clear();
+  if (models.some(({ id }) => id === stored.model)) $("model").value = stored.model;
+  await choose();
+  $("system").value = stored.system;
+  conversation = stored.messages;
+  conversationId = stored.id;
+  $("results").replaceChildren(make("div", {}, ...turns(conversation)));
+  $("stored").open = false;
+  $("message").focus();
+}
+
+function download(text, name, type) {
+  const link = make("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
+function discard(stored) {
+  if (!confirm(`Delete the conversation "${titleOf(stored)}" from this browser?`)) return;
+  remove(stored);
+  if (stored.id === conversationId) clear();
+  listConversations();
+  $("stored-title").focus();
+  keepFocus();
+}
+
+function listConversations() {
+  const all = conversations(), act = (text, onclick) => make("button", { class: "act", type: "button", onclick }, text);
+  $("stored").hidden = lasting && !all.length;
+  $("stored-title").textContent = `Conversations in this ${lasting ? "browser" : "tab"}: ${all.length}`;
+  $("stored-list").replaceChildren(...all.map((stored) => {
+    const name = `conversation-${stored.changed.slice(0, 19).replaceAll(":", "-")}`, when = new Date(stored.changed).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
+    return make("li", {},
+      make("button", { class: "title", type: "button", dir: "auto", onclick: () => reopen(stored) }, titleOf(stored)),
+      make("span", { class: "quiet" }, `${stored.model}, ${when}`),
+      make("span", { class: "tools quiet" }, "Export as",
+        act("JSON", () => download(asJson(stored), `${name}.jsonl`, "application/jsonl")),
+        act("Markdown", () => download(asMarkdown(stored), `${name}.md`, "text/markdown")),
+        act("Delete", () => discard(stored))));
+  }));
+}
+
 /** Ask for the answer to messages; `begun` is what it begins with. True if an answer came, or is no longer waited for. */
 async function converse(messages, begun = null) {
   const body = chatBody(messages, begun), ended = new Set();
-  const take = (answer) => { conversation = [...messages, { role: "assistant", content: (begun ?? "") + answer }]; };
+  const take = (answer) => hold([...messages, { role: "assistant", content: (begun ?? "") + answer }]);
   const again = (text) => {
     if (!$("ask").reportValidity()) return;
     if (running && list[0].text.text) take(list[0].text.text); // as far as it is written
     const before = conversation;
-    remember(() => { conversation = before; });
+    remember(() => hold(before));
     converse(messages, text);
   };
-  const asked = messages.map(({ role, content }) => make("section", { class: "turn", "aria-label": role, dir: "auto" }, make("h3", {}, role), content));
+  const asked = turns(messages);
   const makeText = (i) => new WrittenText({ before: begun ?? "", branch: again, label: `Answer ${i + 1}`, popover });
   const { list, finish, close: closeEmpty, element } = answers(body.n, makeText, "Go on from this answer", (text) => {
     take(text.text);
@@ -407,6 +469,13 @@ copies($("curl"), "curl", (chat, body, keyed) => asCurl(base, chat ? "v1/chat/co
 copies($("python"), "Python", (chat, body, keyed) => asPython(base, chat, body, keyed, ["source", "truncation", "add_generation_prompt", "continue_final_message"]));
 
 readRamps();
+// another tab may have changed them
+$("stored").addEventListener("toggle", listConversations);
+addEventListener("storage", listConversations);
+$("stored-note").textContent = lasting
+  ? "They are stored in this browser alone, until you delete them."
+  : "This browser refuses to store anything for this page, so they are lost when the tab is closed: export those that you want to keep.";
+listConversations();
 $("tools").append(themeButton());
 $("legend").append("Surprisal of each token: ", scaleBar("0", `${MOST_BITS} bits or more`), "Hover over a token, or choose it, for what else the model expected, before temperature and top-p; press an alternative to write on from there.");
 open();
