@@ -21,10 +21,10 @@ from pellucid.model.kernels import ExplicitAttention
 from pellucid.model.mask import Mask
 from pellucid.model.norm import INNER, Identity
 from pellucid.tensor_names import ROWS, names, row
-from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizers.bpe import BPETokenizer
 from pellucid.text.tokenizers.tokenizer import SEPARATOR, ByteTokenizer, learn_tokenizer
-from pellucid.verify import ModelParts, verify
+from pellucid.text_model import Model, of_ids
+from pellucid.verify import verify
 from pellucid.verify.checks import check_save_and_load
 from pellucid.verify.comparison import Subject, compare_tensors
 from pellucid.verify.coverage import long_row_length
@@ -71,7 +71,7 @@ def test_every_law_holds_for_what_is_right(a, dtype):
 @pytest.mark.parametrize("kind", one_in(3, ["bpe", "char", "byte"]))
 def test_with_each_tokenizer(kind, shakespeare):
     tokenizer = learn_tokenizer(kind, [shakespeare[:5000]], 300 if kind == "bpe" else None)
-    model = ModelParts(make_network(replace(BASE, n_vocab=tokenizer.n_vocab)), tokenizer)
+    model = Model(make_network(replace(BASE, n_vocab=tokenizer.n_vocab)), tokenizer)
     report = verify(model, ["Speak, speak.", "", f"a {SEPARATOR} b"])
     assert report.holds, report.text()
     assert report.n_tokens[1] == 1
@@ -157,10 +157,11 @@ def test_progress_names_the_laws():
     assert told == [check.law for check in report.checks][1:]
 
 
-def test_prompts_without_a_tokenizer_are_refused():
-    for model, prompts in ((make_network(BASE), ["text"]), (ModelParts(make_network(BASE), ByteTokenizer()), [])):
-        with pytest.raises(ValueError, match="prompts need a tokenizer and at least one text"):
-            verify(model, prompts)
+def test_prompts_of_a_model_without_a_tokenizer_are_ids():
+    assert verify(make_network(BASE), ["1 2 3"]).n_tokens == (3,)
+    for prompts, expected in ((["text"], "'text' is not a token id"), ([], "expected at least one text")):
+        with pytest.raises(ValueError, match=expected):
+            verify(make_network(BASE), prompts)
 
 
 # Faults in what is computed -----------------------------------------------------------------------
@@ -181,7 +182,7 @@ COVERING = [
 def test_a_fault_in_any_tensor_is_named(a, monkeypatch):
     """Every name in turn is moved by a millionth: it, and nothing before it, is found."""
     network = make_network(a)
-    subject = Subject(network, network, None, (), (draw_tokens(a, 1, 3),))
+    subject = Subject(of_ids(network), network, (), (draw_tokens(a, 1, 3),))
     for name in names(a):
         moved = {name: [lambda x: x + 1e-6 * torch.ones_like(x).cumsum(-1)]}
         with monkeypatch.context() as patch:
@@ -323,20 +324,20 @@ TOKENIZER_FAULTS = {
 
 @pytest.mark.parametrize(("tokenizer", "law", "measured"), TOKENIZER_FAULTS.values(), ids=TOKENIZER_FAULTS.keys())
 def test_faults_of_the_tokenizer(tokenizer, law, measured):
-    report = verify(ModelParts(make_network(BASE), tokenizer), ["ABC", SEPARATOR])
+    report = verify(Model(make_network(BASE), tokenizer), ["ABC", SEPARATOR])
     assert law in broken(report)
     assert check_of(report, law).measured == measured
 
 
 def test_more_ids_than_rows():
-    report = verify(ModelParts(make_network(replace(BASE, n_vocab=200)), ByteTokenizer()))
+    report = verify(Model(make_network(replace(BASE, n_vocab=200)), ByteTokenizer()))
     assert check_of(report, "text -> tokens -> text").measured == "257 ids for an embedding of 200 rows"
     assert broken(report) == {"text -> tokens -> text"}
 
 
 def test_characters_outside_the_vocabulary_are_said():
     tokenizer = learn_tokenizer("char", ["abc"])
-    model = ModelParts(make_network(replace(BASE, n_vocab=tokenizer.n_vocab)), tokenizer)
+    model = Model(make_network(replace(BASE, n_vocab=tokenizer.n_vocab)), tokenizer)
     assert check_of(verify(model, ["abc", "xyz"]), "text -> tokens -> text").measured == (
         "1 of 2 prompts came back exactly; 1 with characters outside the vocabulary"
     )
@@ -371,7 +372,7 @@ def test_the_report_fits_a_terminal_and_is_json():
     for fault in (None, unmask):
         if fault:
             fault(network)
-        report = verify(ModelParts(network, ByteTokenizer()))
+        report = verify(Model(network, ByteTokenizer()))
         for tensors in (False, True):
             shown = report.text(tensors=tensors)
             assert max(map(len, shown.splitlines())) <= 80
@@ -403,7 +404,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
 def test_a_model_without_a_tokenizer_is_saved_and_loaded():
     """The stand-in for a tokenizer has no file; ids are checked all the same."""
     network = make_network(BASE)
-    subject = Subject(network, network, IdTokenizer(BASE.n_vocab), ("1 2 3",), (torch.tensor([[1, 2, 3]]),))
+    subject = Subject(of_ids(network), network, ("1 2 3",), (torch.tensor([[1, 2, 3]]),))
     result = check_save_and_load(subject)
     assert result.holds, result.measured
 
@@ -416,5 +417,5 @@ def test_a_tokenizer_that_was_opened_with_trust_is_read_back():
     tokenizer = BPETokenizer(json.dumps(content), trust=True)
     network = make_network(BASE.with_fields({"n_vocab": tokenizer.n_vocab}))
     ids = torch.tensor([tokenizer.encode("to be")])
-    result = check_save_and_load(Subject(network, network, tokenizer, ("to be",), (ids,)))
+    result = check_save_and_load(Subject(Model(network, tokenizer), network, ("to be",), (ids,)))
     assert result.holds, result.measured

@@ -200,8 +200,7 @@ class LanguageModel(Model):
         # the reference and its comparison are loaded by those who want one
         from pellucid.verify.examine import verify
 
-        only_ids = isinstance(self.tokenizer, IdTokenizer) and prompts is None
-        return verify(self.network if only_ids else self, prompts, progress)
+        return verify(self, prompts, progress)
 
     def save(self, folder: str | Path, *, edits: Sequence[Edit] = ()) -> Path:
         """Write architecture.json, model.safetensors, and the tokenizer, or the ids that end a text, into a new folder.

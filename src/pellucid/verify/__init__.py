@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 from pellucid.verify.report import TOLERANCE, Check, Difference, Report
 
 if TYPE_CHECKING:
-    from pellucid.verify.examine import ModelParts as ModelParts
     from pellucid.verify.examine import verify as verify
 
-__all__ = ["TOLERANCE", "Check", "Difference", "ModelParts", "Report", "verify"]
+__all__ = ["TOLERANCE", "Check", "Difference", "Report", "verify"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("ModelParts", "verify"):
-        from pellucid.verify import examine
+    if name == "verify":
+        from pellucid.verify.examine import verify
 
-        return getattr(examine, name)
+        return verify
     raise AttributeError(f"module 'pellucid.verify' has no attribute {name!r}")

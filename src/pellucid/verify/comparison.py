@@ -18,7 +18,9 @@ from pellucid.reference.tap import NoRecorder
 from pellucid.reference.tap import TensorRecorder as ReferenceTap
 from pellucid.reference.weights import weight_shapes
 from pellucid.tensor_names import names
+from pellucid.text.ids import IdTokenizer
 from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text_model import Model
 from pellucid.verify.cases import NetworkCall, ReferenceText, TextSlice, single_text
 from pellucid.verify.report import TOLERANCE, Difference
 
@@ -32,17 +34,25 @@ COMPARED_AT_ONCE = 2**22
 class Subject:
     """A model under examination.
 
-    network, exact  the model, and its float64 copy on the CPU
-    tokens          the tokens of its prompts [1, n]
-    n_row           how many tokens are read in one row
+    exact   the float64 copy of its network on the CPU
+    tokens  the tokens of its prompts [1, n]
+    n_row   how many tokens are read in one row
     """
 
-    network: Transformer
+    model: Model
     exact: Transformer
-    tokenizer: Tokenizer | None
     prompts: tuple[str, ...]
     tokens: tuple[Tensor, ...]
     n_row: int = 0
+
+    @property
+    def network(self) -> Transformer:
+        return self.model.network
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """None where texts are ids in digits."""
+        return None if isinstance(self.model.tokenizer, IdTokenizer) else self.model.tokenizer
 
     @property
     def a(self) -> Architecture:

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +11,8 @@ from pellucid.model.embed import NoReadout, ReadoutError
 from pellucid.model.modes import in_evaluation_mode
 from pellucid.model.weights import state_of
 from pellucid.reference.tap import OFF
-from pellucid.text.tokenizers.base import Tokenizer
+from pellucid.text.ids import IdTokenizer
+from pellucid.text_model import Model, of_ids
 from pellucid.verify.cases import single_text
 from pellucid.verify.checks import MODEL_CHECKS, REFERENCE_CHECKS, check_forward
 from pellucid.verify.comparison import Subject, compare, compare_tensors, run_engine, run_reference
@@ -30,25 +30,8 @@ from pellucid.verify.windows import max_keys
 NOT_COMPARED = "nothing can be compared: engine = reference says why"
 
 
-class VerifiedModel(Protocol):
-    """The model to verify: a LanguageModel, or anything with these two properties."""
-
-    @property
-    def network(self) -> Transformer: ...
-
-    @property
-    def tokenizer(self) -> Tokenizer | None: ...
-
-
-class ModelParts(NamedTuple):
-    """A network and its tokenizer; without a tokenizer (None) the prompts are random tokens."""
-
-    network: Transformer
-    tokenizer: Tokenizer | None = None
-
-
 def verify(
-    model: VerifiedModel | Transformer,
+    model: Model | Transformer,
     prompts: Sequence[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
@@ -58,23 +41,25 @@ def verify(
     every weight; then in a long row, at late positions of the context, in the masks up to its end, and in batches of
     different lengths. Causality, silent taps, the cache, the tokenizer and files follow. Prompts and the long row are
     shorter for larger models; the report lists what was not compared. A network without a tokenizer reads random
-    tokens. Training mode is restored. `progress` is called with the name of each law before it is tried.
+    tokens, or prompts that are ids in digits. Training mode is restored. `progress` is called with the name of each law
+    before it is tried.
 
-    Raises ValueError for prompts without a tokenizer.
+    Raises ValueError for an empty list of prompts.
     """
-    parts = ModelParts(model) if isinstance(model, Transformer) else model
-    network, tokenizer = parts.network, parts.tokenizer
+    model = of_ids(model) if isinstance(model, Transformer) else model
+    network = model.network
     if network.architecture.readout == "none":
         raise ReadoutError(NoReadout.why)
-    if prompts is not None and (tokenizer is None or not prompts):
-        raise ValueError("prompts need a tokenizer and at least one text: give both, or neither")
+    if prompts is not None and not prompts:
+        raise ValueError("prompts = []: expected at least one text, or None for prompts of Pellucid's own")
+    reads = None if prompts is None and isinstance(model.tokenizer, IdTokenizer) else model.tokenizer
     texts = PROMPTS if prompts is None else tuple(prompts)
     n_parameters = sum(p.numel() for p in state_of(network).values())
-    tokens = prompt_tokens(network.architecture, tokenizer, texts, prompt_length(n_parameters))
+    tokens = prompt_tokens(network.architecture, reads, texts, prompt_length(n_parameters))
     with in_evaluation_mode(network):
         exact = copy.deepcopy(network).to("cpu", torch.float64)
         n_row = long_row_length(network.architecture, n_parameters)
-        subject = Subject(network, exact, tokenizer, texts, tokens, n_row)
+        subject = Subject(model, exact, texts, tokens, n_row)
         tensors, problem = _compare_prompts(subject)
         checks = [Check("engine = reference", *check_forward(tensors, problem))]
         for name, check in (REFERENCE_CHECKS | MODEL_CHECKS).items():
