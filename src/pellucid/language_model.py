@@ -13,7 +13,6 @@ import torch
 from pellucid.destination import check_destination
 from pellucid.edits import Edit
 from pellucid.generate.fill import fill
-from pellucid.generate.readers import NO_TAPS, TapFactory
 from pellucid.generate.replies import stream_reply
 from pellucid.generate.scoring import CorpusScore, Score, ScoringOptions, score
 from pellucid.generate.text import Generated, GenerateOptions, TextPiece, check_single, generate, stream_generate
@@ -25,7 +24,7 @@ from pellucid.lens.analysis.heads import detect_heads
 from pellucid.lens.analysis.patching import patch
 from pellucid.lens.analysis.path_patching import path_patch
 from pellucid.lens.analysis.steering import direction, mean_activation, probe
-from pellucid.lens.generation_trace import GenerationTrace, generate_traced
+from pellucid.lens.generation_trace import generate_traced, taps_of
 from pellucid.lens.trace import trace
 from pellucid.lens.weights.circuits import Circuits
 from pellucid.lens.weights.embeddings import Embeddings
@@ -81,7 +80,7 @@ class LanguageModel(Model):
         in `trace(prompt)`.
         """
         check_single(prompt, options)
-        return generate(self, prompt, taps=self._taps(edits), **options)[0]
+        return generate(self, prompt, taps=taps_of(self.network, edits), **options)[0]
 
     def generate_many(
         self,
@@ -92,7 +91,7 @@ class LanguageModel(Model):
         **options: Unpack[GenerateOptions],
     ) -> list[Generated]:
         """Generate n texts from every prompt in one batch, those of the first prompt first; `source` may be a list."""
-        return generate(self, prompts, n=n, taps=self._taps(edits), **options)
+        return generate(self, prompts, n=n, taps=taps_of(self.network, edits), **options)
 
     def stream(
         self,
@@ -103,13 +102,10 @@ class LanguageModel(Model):
         **options: Unpack[GenerateOptions],
     ) -> Iterator[TextPiece]:
         """Generate text piece by piece; the pieces' texts joined are the text that `generate` returns."""
-        return stream_generate(self, prompt, n=n, taps=self._taps(edits), **options)
+        return stream_generate(self, prompt, n=n, taps=taps_of(self.network, edits), **options)
 
     reply = stream_reply
     generate_traced = generate_traced
-
-    def _taps(self, edits: Sequence[Edit]) -> TapFactory:
-        return GenerationTrace(self.network, edits) if edits else NO_TAPS
 
     def with_edits(self, edits: Sequence[Edit]) -> "LanguageModel":
         """A model whose weights do what the edits do (`pellucid.lens.weights.weight_edits`), a copy."""

@@ -10,13 +10,18 @@ import torch
 from torch import Tensor
 
 from pellucid.edits import Edit, EditError
-from pellucid.generate.readers import TapFactory
+from pellucid.generate.readers import NO_TAPS, TapFactory
 from pellucid.generate.text import Generated, GenerateOptions, generate
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.interventions import EditContext, functions, resolve
 from pellucid.model import Recorder, Tap, Transformer
 from pellucid.tensor_names import axes, select
 from pellucid.text_model import Model
+
+
+def taps_of(network: Transformer, edits: Sequence[Edit]) -> TapFactory:
+    """What makes these edits at every step of a generation."""
+    return GenerationTrace(network, edits) if edits else NO_TAPS
 
 
 class GenerationTrace(TapFactory):

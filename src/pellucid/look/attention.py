@@ -12,7 +12,7 @@ from starlette.responses import Response
 from torch import Tensor
 
 from pellucid.lens.analysis.attribution import value_weighted, why
-from pellucid.lens.analysis.heads import Heads, HeadScore
+from pellucid.lens.analysis.heads import Heads, HeadScore, detect_heads
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.answers import json_number, with_arrays
@@ -269,7 +269,7 @@ def kept_labels(session: Session, checkpoint: str) -> dict[str, Any]:
 
     def labels() -> dict[str, Any]:
         try:
-            return labels_panel(session.model(checkpoint).heads(kinds=LABEL_KINDS))
+            return labels_panel(detect_heads(session.transformer(checkpoint), kinds=LABEL_KINDS))
         except InputError as error:
             return {"labels": [], "threshold": LABEL_THRESHOLD, "reason": f"Heads have no names: {error}."}
 

@@ -330,7 +330,7 @@ Asked = Annotated[WeightsQuery, Depends()]
 
 def circuits_of(session: Session, asked: WeightsQuery) -> Circuits:
     """The circuits of a model at a checkpoint."""
-    return session.model(asked.checkpoint).circuits(part=asked.part, fold_norms=asked.fold)
+    return Circuits(session.transformer(asked.checkpoint), part=asked.part, fold_norms=asked.fold)
 
 
 def listing(session: Session, view: View, every_token: bool, panel: Callable[[View], dict[str, Any]]) -> dict[str, Any]:
@@ -344,7 +344,7 @@ def listing(session: Session, view: View, every_token: bool, panel: Callable[[Vi
 
 def text_ids(session: Session) -> Tensor | None:
     """The ids that occur in the training text, found once; None where there is none, or an encoder reads a source."""
-    model = session.opened
+    model = session.transformer()
     if model.architecture.encoder is not None:
         return None
     if "text ids" not in session.results:
@@ -367,11 +367,11 @@ def add_routes(app: FastAPI, session: Session) -> None:
     @app.get("/api/w/listed")
     async def listed(request: Request) -> dict[str, Any]:
         ids = await session.compute(request, text_ids, session)
-        return {"listed": None if ids is None else len(ids), "of": session.opened.architecture.n_vocab}
+        return {"listed": None if ids is None else len(ids), "of": session.transformer().architecture.n_vocab}
 
     def plane_of(checkpoint: str, table: Table) -> tuple[dict[str, Any], dict[str, Tensor]]:
         def plane() -> tuple[dict[str, Any], dict[str, Tensor]]:
-            return embedding_plane(session.model(checkpoint).embeddings(table))
+            return embedding_plane(Embeddings(session.transformer(checkpoint), table))
 
         return session.once(("plane", checkpoint, table), plane)
 
@@ -421,7 +421,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
         every_token: bool = False,
     ) -> dict[str, Any]:
         def panel() -> dict[str, Any]:
-            table, every = session.model(checkpoint).embeddings(of), every_token or of == "positions"
+            table, every = Embeddings(session.transformer(checkpoint), of), every_token or of == "positions"
             return listing(session, table, every, lambda rows: embedding_neighbours(rows, token_of(token), by))
 
         return await session.compute(request, panel)

@@ -14,14 +14,20 @@ from starlette.responses import StreamingResponse
 from torch import Tensor
 
 from pellucid.edits import add, to_json
+from pellucid.generate.text import stream_generate
 from pellucid.lens.analysis import metrics
+from pellucid.lens.analysis.ablation import ablate
 from pellucid.lens.analysis.metrics import Metric, PreparedMetric
 from pellucid.lens.analysis.patching import PatchingPair, name_of_metric
+from pellucid.lens.analysis.steering import direction
 from pellucid.lens.core.inputs import InputError, InputOptions
+from pellucid.lens.generation_trace import taps_of
 from pellucid.lens.show.answers import json_number, numbers
+from pellucid.lens.trace import trace
 from pellucid.look.page_edits import edits_code, options_code, resolve_edits
-from pellucid.look.session import Model, PromptBody, Session, reading_options
+from pellucid.look.session import PromptBody, Session, reading_options
 from pellucid.serve.protocol import MAX_EDITS, EditBody
+from pellucid.text_model import Model
 
 #: factors of a steering vector that are tried
 FACTORS = tuple(k / 2 for k in range(-8, 9))
@@ -156,12 +162,12 @@ def add_routes(app: FastAPI, session: Session) -> None:
 
     @app.post("/api/experiment/edits")
     async def export(body: PromptBody, request: Request) -> dict[str, str]:
-        return await session.compute(request, lambda: export_edits(session.model(body.checkpoint), body))
+        return await session.compute(request, lambda: export_edits(session.transformer(body.checkpoint), body))
 
 
 def with_model(session: Session, checkpoint: str, lines: Any) -> Iterator[dict[str, Any]]:
     """The lines about the model at a checkpoint, which is loaded where the first line is computed."""
-    yield from lines(session.model(checkpoint))
+    yield from lines(session.transformer(checkpoint))
 
 
 def patch_lines(model: Model, body: PatchBody) -> Iterator[dict[str, Any]]:
@@ -240,7 +246,7 @@ def ablation_lines(model: Model, body: AblateBody) -> Iterator[dict[str, Any]]:
         raise InputError("resample takes the values of another text: write a prompt B of as many tokens")
     read = body.options()
     for site in ("attn.z", "attn_out", "mlp_out"):
-        ablation = model.ablate(body.a, body.metric.metric(), site=site, kind=body.kind, reference=reference, **read)
+        ablation = ablate(model, body.a, body.metric.metric(), site=site, kind=body.kind, reference=reference, **read)
         yield {
             "kind": "ablation",
             "site": site,
@@ -262,22 +268,22 @@ def steering_lines(model: Model, body: SteerBody) -> Iterator[dict[str, Any]]:
     """
     offered: dict[str, int | Literal["mean"]] = {"mean": "mean", "last": -1}
 
-    def direction(pos: int | Literal["mean"]) -> Tensor:
-        return model.direction([body.towards], [body.away], at=body.at, pos=pos, **body.options())
+    def vector_at(pos: int | Literal["mean"]) -> Tensor:
+        return direction(model, [body.towards], [body.away], at=body.at, pos=pos, **body.options())
 
     vector, lengths = (
-        direction(body.pos),
-        {name: json_number(float(direction(pos).norm())) for name, pos in offered.items()},
+        vector_at(body.pos),
+        {name: json_number(float(vector_at(pos).norm())) for name, pos in offered.items()},
     )
     # a metric that compares, such as KL, compares with the run that is not steered
-    metric = PreparedMetric(body.metric.named(model).metric(), model.trace(body.a, **body.options()))
+    metric = PreparedMetric(body.metric.named(model).metric(), trace(model, body.a, **body.options()))
     name = metric.metric.name
     start = {"kind": "start", "length": json_number(float(vector.norm())), "lengths": lengths}
     yield start | {"factors": FACTORS, "metric": name}
     for factor in FACTORS:
-        trace = model.trace(body.a, edits=[add(body.at, vector, factor)] if factor else [], **body.options())
-        top = [{"text": text, "p": p} for text, p in trace.top(k=TOP)]
-        value, code = json_number(float(metric(trace.logits)[0])), steering_code(body, factor)
+        steered = trace(model, body.a, edits=[add(body.at, vector, factor)] if factor else [], **body.options())
+        top = [{"text": text, "p": p} for text, p in steered.top(k=TOP)]
+        value, code = json_number(float(metric(steered.logits)[0])), steering_code(body, factor)
         yield {"kind": "factor", "factor": factor, "value": value, "top": top, "code": code}
 
 
@@ -306,9 +312,12 @@ def side_by_side(model: Model, body: GenerateBody) -> Iterator[dict[str, Any]]:
         "seed": body.seed,
         **read,
     }
-    resolved = resolve_edits(body.edits, model, **read)
+    edits_of_side = {"without": [], "with": resolve_edits(body.edits, model, **read)}
     yield {"kind": "start", "code": generate_code(body)}
-    sides = {"without": model.stream(body.a, **options), "with": model.stream(body.a, edits=resolved, **options)}
+    sides = {
+        side: stream_generate(model, body.a, taps=taps_of(model.network, edits), **options)
+        for side, edits in edits_of_side.items()
+    }
     try:
         while sides:
             for side, pieces in list(sides.items()):

@@ -13,19 +13,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from pellucid.generate.errors import GenerationError
+from pellucid.generate.scoring import Score, score
 from pellucid.json_files import JSONFileError, read_json_file
+from pellucid.lens.trace import trace
 from pellucid.look.known_answer import KNOWN_ANSWER, PROMPTS
-from pellucid.look.page_edits import Model
+from pellucid.look.session import AnyModel
 from pellucid.predictors.predictor import Predictor
 from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import cache_folder
 from pellucid.text.tokenizers.base import BLANK, Tokenizer
 from pellucid.text.tokens.store import Tokens, TokenSequence, TokensError, read_manifest
+from pellucid.text_model import Model
 
 #: the prompts of a model whose text is not known; masked models guess HIDDEN_WORD of the first
 EXAMPLE = "When Mary and John went to the shops, John gave a drink to"
@@ -61,7 +64,7 @@ class Prompts:
     loss: float = math.inf
 
 
-def first_prompts(model: Model) -> Prompts:
+def first_prompts(model: AnyModel) -> Prompts:
     """The prompts for this model: the same ones each time."""
     if model.provenance.get("folder") == KNOWN_ANSWER:
         return Prompts(PROMPTS[0][0], other=PROMPTS[1][0])
@@ -76,7 +79,7 @@ def first_prompts(model: Model) -> Prompts:
     return Prompts(text, chosen.source, changed_text(model, text, chosen.source, passages), chosen.loss)
 
 
-def usual_prompts(model: Model) -> Prompts:
+def usual_prompts(model: AnyModel) -> Prompts:
     """The prompts for a model whose text is not known, cut to its context."""
     tokenizer, longest = model.tokenizer, longest_prompt(model)
     if not isinstance(model, Predictor) and tokenizer.kind == "ids":
@@ -90,12 +93,12 @@ def usual_prompts(model: Model) -> Prompts:
     return Prompts(text, text, other if differs and not is_masked(model) else "")
 
 
-def is_masked(model: Model) -> bool:
+def is_masked(model: AnyModel) -> TypeGuard[Model]:
     """Whether the model guesses hidden tokens from both sides."""
     return not isinstance(model, Predictor) and model.architecture.attention.mask == "bidirectional"
 
 
-def longest_prompt(model: Model) -> int:
+def longest_prompt(model: AnyModel) -> int:
     """Tokens of a text that the model reads with what stands before and after it, and with a separator at least."""
     if isinstance(model, Predictor):
         return 64
@@ -103,13 +106,13 @@ def longest_prompt(model: Model) -> int:
     return max(1, model.architecture.n_ctx - max(1, around))
 
 
-def spread_over(n: int, model: Model) -> list[int]:
+def spread_over(n: int, model: AnyModel) -> list[int]:
     """Some of the numbers 0 ... n - 1, equally far from each other: as many as there is time for."""
     count = min(MOST_TEXTS, max(FEWEST_TEXTS, WEIGHTS // max(1, sum(p.numel() for p in model.network.parameters()))))
     return list(range(n)) if n <= count else [k * n // count for k in range(count)]
 
 
-def stored_tokens(model: Model) -> Tokens | None:
+def stored_tokens(model: AnyModel) -> Tokens | None:
     """The prepared tokens of the model's run, where they are still in the cache; the run's text itself is not read."""
     with suppress(*UNREADABLE):
         data = read_json_file(Path(str(model.provenance["folder"])) / "data.json")
@@ -120,7 +123,7 @@ def stored_tokens(model: Model) -> Tokens | None:
     return None
 
 
-def held_out_passages(model: Model, tokens: Tokens) -> list[Prompts]:
+def held_out_passages(model: AnyModel, tokens: Tokens) -> list[Prompts]:
     """Passages from all over the held-out text that begin where a document, a paragraph, a sentence or a line does."""
     longest, passages = min(LONGEST_PASSAGE, longest_prompt(model)), {}
     for text, source in held_out_texts(model, tokens, TEXTS_PER_PROMPT * longest):
@@ -130,13 +133,14 @@ def held_out_passages(model: Model, tokens: Tokens) -> list[Prompts]:
     return [passage for passage in passages.values() if passage is not None]
 
 
-def held_out_texts(model: Model, tokens: Tokens, most: int) -> Iterator[tuple[str, str]]:
+def held_out_texts(model: AnyModel, tokens: Tokens, most: int) -> Iterator[tuple[str, str]]:
     """Texts of at most `most` tokens, with their sources for an encoder, "" where there is none."""
     tokenizer = model.tokenizer
-    if "held_out_source" in tokens.parts:
+    encoder = None if isinstance(model, Predictor) else model.architecture.encoder
+    if encoder is not None and "held_out_source" in tokens.parts:
         sources, targets = tokens.part("held_out_source"), tokens.part("held_out")
         for k in spread_over(len(targets.starts), model):
-            source = text_from(tokenizer, sources, int(sources.starts[k]), model.architecture.encoder.n_ctx)
+            source = text_from(tokenizer, sources, int(sources.starts[k]), encoder.n_ctx)
             yield text_from(tokenizer, targets, int(targets.starts[k]), most), source
         return
     part = tokens.part("held_out")
@@ -175,12 +179,17 @@ def cut_text(tokenizer: Tokenizer, text: str, longest: int) -> str | None:
     return None if not 2 <= len(ids) <= longest or "\ufffd" in text or tokenizer.unknown in ids else text
 
 
-def with_loss(model: Model, text: str, source: str) -> Prompts:
+def with_loss(model: AnyModel, text: str, source: str) -> Prompts:
     """The loss of a text is infinite where maximum likelihood says nothing."""
     try:
-        return Prompts(text, source, loss=model.score(text, **sources(source)).loss)
+        return Prompts(text, source, loss=score_of(model, text, source).loss)
     except GenerationError:
         return Prompts(text, source)
+
+
+def score_of(model: AnyModel, text: str, source: str) -> Score:
+    """How probable the text is, after its source for an encoder."""
+    return model.score(text) if isinstance(model, Predictor) else score(model, text, **sources(source))
 
 
 def sources(source: str | list[str]) -> dict[str, Any]:
@@ -195,9 +204,9 @@ def with_blank(model: Model, text: str) -> Prompts | None:
         blank = b"".join([*pieces[:k], BLANK.encode(), *pieces[k + 1 :]]).decode(errors="replace")
         blanked = [*ids[:k], tokenizer.mask, *ids[k + 1 :]]
         if re.search(r"\w", pieces[k].decode(errors="ignore")) and tokenizer.blanked_ids(blank) == blanked:
-            trace = model.trace(blank)
-            at = trace.inputs.tokens[0] == tokenizer.mask
-            return Prompts(blank, loss=-float(trace.logits[0, at].log_softmax(-1)[0, ids[k]]))
+            traced = trace(model, blank)
+            at = traced.inputs.tokens[0] == tokenizer.mask
+            return Prompts(blank, loss=-float(traced.logits[0, at].log_softmax(-1)[0, ids[k]]))
     return None
 
 
@@ -208,21 +217,23 @@ def typical(passages: list[Prompts]) -> Prompts:
     return ranked[len(ranked) // 4]
 
 
-def cut_before_word(model: Model, passage: Prompts) -> str:
+def cut_before_word(model: AnyModel, passage: Prompts) -> str:
     """The text up to the word of its second half whose first token is predicted best: the page opens on the prediction
     at the end. Unchanged where no token begins a word, as where they are characters.
     """
     if math.isinf(passage.loss):
         return passage.text
-    score = model.score(passage.text, **sources(passage.source))
-    middle = len(score.pieces) // 2
+    scored = score_of(model, passage.text, passage.source)
+    middle = len(scored.pieces) // 2
     words = [
-        k for k, piece in enumerate(score.pieces) if k >= middle and re.match(r"\s\w", piece.decode("utf-8", "replace"))
+        k
+        for k, piece in enumerate(scored.pieces)
+        if k >= middle and re.match(r"\s\w", piece.decode("utf-8", "replace"))
     ]
-    return b"".join(score.pieces[: max(words, key=lambda k: score.log_probs[k], default=None)]).decode()
+    return b"".join(scored.pieces[: max(words, key=lambda k: scored.log_probs[k], default=None)]).decode()
 
 
-def changed_text(model: Model, text: str, source: str, passages: list[Prompts]) -> str:
+def changed_text(model: AnyModel, text: str, source: str, passages: list[Prompts]) -> str:
     """The text with a word behind its first quarter exchanged for a frequent one of the passages, or a character where
     no word fits, so that it has as many tokens with the same one at its end, where the prediction changes most.
 
@@ -245,7 +256,7 @@ def changed_text(model: Model, text: str, source: str, passages: list[Prompts]) 
             changed += islice(filter(fits, texts), N_CHANGED_PROMPTS) if 4 * at.start() >= len(text) else ()
         if changed:
             texts = [text, *(changed[k] for k in spread_over(len(changed), model))]
-            log_probs = model.trace(texts, **sources([source] * len(texts))).logits[:, -1].float().log_softmax(-1)
+            log_probs = trace(model, texts, **sources([source] * len(texts))).logits[:, -1].float().log_softmax(-1)
             return texts[1 + int(log_probs[1:, log_probs[0].argmax()].argmin())]
     return ""
 

@@ -7,7 +7,7 @@ import torch
 
 from pellucid.look.first_prompts import first_prompts
 from pellucid.look.known_answer import KNOWN_ANSWER
-from pellucid.look.session import Model, Session
+from pellucid.look.session import AnyModel, Session
 from pellucid.parameter_counts import count_parameters
 from pellucid.predictors.mixture import NGramMixture
 from pellucid.predictors.predictor import Predictor
@@ -16,7 +16,7 @@ from pellucid.tensor_names import axes, names, row
 
 def model_facts(session: Session, checkpoint: str = "") -> dict[str, Any]:
     """The model card, the table of its tensors, and its checkpoints, as JSON."""
-    model = session.model(checkpoint)
+    model = session.transformer(checkpoint)
     a = model.architecture
     tokenizer = model.tokenizer
     return {
@@ -42,7 +42,7 @@ def model_facts(session: Session, checkpoint: str = "") -> dict[str, Any]:
     }
 
 
-def loading_code(model: Model) -> str:
+def loading_code(model: AnyModel) -> str:
     """Python that opens the model that is shown at its checkpoint, which every copied code begins with."""
     provenance = model.provenance
     folder, step = provenance.get("folder"), provenance.get("step")

@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from pellucid.edits import AXES_OF_SELECTION, Edit, EditError
+from pellucid.lens.analysis.steering import direction, mean_activation
 from pellucid.lens.core.inputs import InputOptions
+from pellucid.lens.trace import trace
 from pellucid.serve.protocol import EditBody
-
-#: a pellucid.LanguageModel, whose module stands above this one
-Model = Any
+from pellucid.text_model import Model
 
 #: the fields of a named value, by its first one
 NAMED_VALUES = {"run_of": {"run_of", "source"}, "mean_of": {"mean_of", "source"}, "towards": {"towards", "away", "pos"}}
@@ -41,12 +41,12 @@ def resolve_edit(body: EditBody, model: Model, **options: Unpack[InputOptions]) 
     if "source" in value:
         options["source"] = value["source"]
     if kind == "run_of":
-        computed = model.trace(value["run_of"], keep=[name], **options)[name]
+        computed = trace(model, value["run_of"], keep=[name], **options)[name]
     elif kind == "mean_of":
-        computed = model.mean_activation(value["mean_of"], name, **options)
+        computed = mean_activation(model, value["mean_of"], name, **options)
     else:
         position = value.get("pos", -1)
-        computed = model.direction([value["towards"]], [value["away"]], at=name, pos=position, **options)
+        computed = direction(model, [value["towards"]], [value["away"]], at=name, pos=position, **options)
     plain = Edit.from_dict({field: item for field, item in edit_fields(body).items() if field != "value"})
     return replace(plain, value=computed.detach())
 

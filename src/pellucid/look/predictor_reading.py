@@ -12,11 +12,12 @@ from pellucid.look.definition import source_text
 from pellucid.look.model_card import examples, loading_code
 from pellucid.look.predictor_trace import PredictorTrace
 from pellucid.look.reading import add_sampling_route
-from pellucid.look.session import Model, Session
+from pellucid.look.session import Session
 from pellucid.look.step import mathml
 from pellucid.model.float64 import in_float64
 from pellucid.predictors.mixture import Counted, NGramMixture
 from pellucid.predictors.ngram import ContextLevel, NGram
+from pellucid.predictors.predictor import Predictor
 
 #: tokens that are listed for each level
 LISTED_TOKENS = 6
@@ -47,6 +48,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
 def predictor_card(session: Session, checkpoint: str = "") -> dict[str, Any]:
     """The model card of a predictor: its sizes, and for each page that does not apply to it the reason."""
     model = session.model(checkpoint)
+    assert isinstance(model, Predictor)
     network: Any = model.network
     n_vocab, reach = network.choices.n_vocab, int(network.reach)
     return {
@@ -73,10 +75,10 @@ def predictor_card(session: Session, checkpoint: str = "") -> dict[str, Any]:
     }
 
 
-def sizes_said(model: Model) -> str:
+def sizes_said(model: Predictor) -> str:
     """One line of a predictor's sizes."""
     network: Any = model.network
-    parts = []
+    parts, reach = [], int(network.reach)
     if isinstance(network, NGramMixture):
         parts.append(f"mixed with an n-gram of {network.counted.choices.order} tokens")
         network = network.network
@@ -86,11 +88,10 @@ def sizes_said(model: Model) -> str:
     else:
         count = sum(p.numel() for p in network.parameters())
         parts.insert(0, f"{model.kind.replace('-', ' ')} predictor, {count:,} parameters")
-    reach = int(model.network.reach)
     return ", ".join([*parts, f"{network.choices.n_vocab:,} tokens known, reads the last {reach:,}"])
 
 
-def closed_pages(model: Model) -> dict[str, str]:
+def closed_pages(model: Predictor) -> dict[str, str]:
     """Why a page does not apply, by the page's name."""
     name = CALLED[model.kind]
     closed = {

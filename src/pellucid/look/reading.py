@@ -31,7 +31,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
 
     @app.get("/api/read/steps")
     async def steps(request: Request, checkpoint: str = "") -> dict[str, Any]:
-        return await session.compute(request, lambda: column(session.model(checkpoint).architecture))
+        return await session.compute(request, lambda: column(session.transformer(checkpoint).architecture))
 
     @app.get("/api/t/{trace_id}/read/numbers/{part}")
     async def part_numbers(request: Request, trace_id: str, part: str, pos: int = -1) -> dict[str, Any]:

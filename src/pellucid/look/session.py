@@ -16,16 +16,18 @@ from starlette.responses import StreamingResponse
 from pellucid.edits import Edit
 from pellucid.lens.core.inputs import InputError, InputOptions, last_tokens
 from pellucid.lens.core.recording import TraceError
-from pellucid.lens.trace import Trace
-from pellucid.look.page_edits import Model, resolve_edits
+from pellucid.lens.trace import Trace, trace
+from pellucid.look.page_edits import resolve_edits
 from pellucid.look.predictor_trace import PredictorTrace, predictor_trace
 from pellucid.model.fingerprint import Fingerprint
 from pellucid.predictors.predictor import Predictor
 from pellucid.serve.error_answers import error_answer
 from pellucid.serve.protocol import MAX_EDITS, EditBody, Ids
+from pellucid.text_model import Model
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+AnyModel = Model | Predictor
 #: the status that nginx gives a request whose client has left
 CLIENT_LEFT = 499
 #: the status of a trace that is no longer kept, or whose model's weights have changed: the page asks for it again
@@ -85,17 +87,17 @@ class Session:
 
     def __init__(
         self,
-        model: Model,
+        model: AnyModel,
         *,
         name: str = "model",
-        load: Callable[[int], Model] | None = None,
+        load: Callable[[int], AnyModel] | None = None,
         steps: Sequence[int] = (),
         budget: int = 2**29,
     ):
         self.opened, self.name, self.load, self.steps, self.budget = model, name, load, tuple(steps), budget
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="pellucid look")
         self.traces: OrderedDict[str, tuple[PromptBody, Trace | PredictorTrace]] = OrderedDict()
-        self.models: OrderedDict[int, Model] = OrderedDict()
+        self.models: OrderedDict[int, AnyModel] = OrderedDict()
         #: what depends on no weights and no visitor, such as counted n-grams, by a name that a page's module chooses
         self.results: dict[Any, Any] = {}
         self.of_weights: OrderedDict[Any, Any] = OrderedDict()
@@ -104,7 +106,7 @@ class Session:
 
     # Models and traces: call these in the thread ----------------------------------------------
 
-    def model(self, checkpoint: str = "") -> Model:
+    def model(self, checkpoint: str = "") -> AnyModel:
         """The model at the checkpoint of a step, "" for the opened one. Raises InputError for unknown steps."""
         opened = self.opened.provenance
         step = int(checkpoint) if checkpoint else opened.get("step")
@@ -120,6 +122,12 @@ class Session:
         while len(self.models) > MAX_MODELS:
             self.models.popitem(last=False)
         return self.models[step]
+
+    def transformer(self, checkpoint: str = "") -> Model:
+        """The same, for pages that predictors do not have."""
+        model = self.model(checkpoint)
+        assert isinstance(model, Model)
+        return model
 
     def once(self, key: Any, compute: Callable[[], Result]) -> Result:
         """A result about the models' weights that is computed once; the one that was used longest ago goes first."""
@@ -149,7 +157,7 @@ class Session:
         if isinstance(model, Predictor) or prompt.ids is not None or model.architecture.encoder is not None:
             return prompt, ""
         ids, note = last_tokens(model, prompt.text, prompt.options().get("bos"))
-        if not note:
+        if isinstance(ids, str):  # all of the text
             return prompt, ""
         return prompt.model_copy(update={"ids": ids, "text": model.tokenizer.decode(ids)}), note
 
@@ -171,14 +179,14 @@ class Session:
         text = prompt.text if prompt.ids is None else prompt.ids
         model = self.model(prompt.checkpoint)
         if not isinstance(model, Predictor):
-            return model.trace(text, edits=self.edits(prompt), **prompt.options())
+            return trace(model, text, edits=self.edits(prompt), **prompt.options())
         if prompt.edits or prompt.source is not None:
             raise InputError(f"a predictor of kind {model.kind} has no tensors to edit and reads no source")
         return predictor_trace(model, text, bos=prompt.bos)
 
     def edits(self, prompt: PromptBody) -> list[Edit]:
         """The edits of a prompt, with their values computed (`pellucid.look.page_edits`)."""
-        return resolve_edits(prompt.edits, self.model(prompt.checkpoint), **prompt.options())
+        return resolve_edits(prompt.edits, self.transformer(prompt.checkpoint), **prompt.options())
 
     def kept_reading(self, trace_id: str) -> Trace | PredictorTrace:
         """The trace with this key; GONE where it has gone, which the page answers by asking for it again."""

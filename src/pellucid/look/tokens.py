@@ -11,15 +11,18 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from pellucid.generate.sampling import draw_tokens, uniform
+from pellucid.generate.text import generate
 from pellucid.lens.core.inputs import InputError
+from pellucid.lens.generation_trace import taps_of
 from pellucid.lens.show.answers import nested, spell
 from pellucid.lens.trace import Trace
 from pellucid.look.merges import MergeTrees
 from pellucid.look.predictor_trace import PredictorTrace
-from pellucid.look.session import Model, Session
+from pellucid.look.session import AnyModel, Session
 from pellucid.predictors.ngram import NGram
 from pellucid.predictors.ngram_baselines import COUNTED, spread
 from pellucid.predictors.on_text import ids_to_count, recipe_of, tokens_of
+from pellucid.predictors.predictor import Predictor
 from pellucid.text.tokenizers.base import TokenizerError
 from pellucid.training.recipe import Recipe
 
@@ -100,7 +103,7 @@ def shared_characters(pieces: list[bytes]) -> list[list[int]]:
 # N-grams of the training text -----------------------------------------------------------------------
 
 
-def training_tokens(model: Model) -> tuple[Any, Recipe]:
+def training_tokens(model: AnyModel) -> tuple[Any, Recipe]:
     """The tokens of the text that a model was trained on, and the recipe of its run.
 
     Raises InputError for a model that is not from a run, and RecipeError or DocumentError where the run's text has
@@ -115,13 +118,13 @@ def training_tokens(model: Model) -> tuple[Any, Recipe]:
     return tokens_of(Path(folder), recipe, None, trust=model.provenance.get("trust", False)), recipe
 
 
-def tokens_in_text(model: Model) -> torch.Tensor:
+def tokens_in_text(model: AnyModel) -> torch.Tensor:
     """The ids that occur in the text that a model was trained on, in order; of a long text, in what n-grams count."""
     tokens, _ = training_tokens(model)
     return torch.from_numpy(np.unique(spread(tokens.targets("train"), COUNTED)).astype(np.int64))
 
 
-def counted_ngrams(session: Session, model: Model) -> Iterator[dict[str, Any]]:
+def counted_ngrams(session: Session, model: AnyModel) -> Iterator[dict[str, Any]]:
     """Count n-grams on the run's training text, once for a session; yields what is being done.
 
     Afterwards `session.results["ngrams"]` has them by order. Raises the errors of `training_tokens`.
@@ -172,7 +175,7 @@ def ngram_facts(trace: Trace | PredictorTrace, counted: dict[int, NGram], pos: i
     }
 
 
-def ngrams_of(model: Model) -> dict[str, NGram]:
+def ngrams_of(model: AnyModel) -> dict[str, NGram]:
     """The n-grams of a model's training text, by name, as the page shows them."""
     session = Session(model)
     for _ in counted_ngrams(session, model):
@@ -213,9 +216,11 @@ def written_lines(session: Session, trace_id: str, seed: int) -> Iterator[dict[s
         return
     options: dict[str, Any] = {"max_tokens": min(WRITTEN, room), "temperature": 1.0, "seed": seed}
     said = ", ".join(f"{name}={value!r}" for name, value in options.items())
-    if prompt.edits:  # a predictor that is no transformer has none, and knows no such option
-        options["edits"], said = session.edits(prompt), f"edits=change, {said}"
-    text = model.generate(prompt.text, **options).text
+    if isinstance(model, Predictor):
+        text = model.generate(prompt.text, **options).text
+    else:
+        said = f"edits=change, {said}" if prompt.edits else said
+        text = generate(model, prompt.text, taps=taps_of(model.network, session.edits(prompt)), **options)[0].text
     yield {"name": "this model", "text": text, "code": f"text = model.generate({prompt.text!r}, {said}).text"}
 
 

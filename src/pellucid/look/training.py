@@ -9,12 +9,13 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
 
-from pellucid.lens.analysis.heads import Heads
+from pellucid.lens.analysis.heads import Heads, detect_heads
 from pellucid.lens.core.inputs import InputError
 from pellucid.lens.show.answers import numbers
 from pellucid.look.known_answer import KNOWN_ANSWER
 from pellucid.look.session import Session
 from pellucid.predictors.on_text import tokens_of
+from pellucid.predictors.predictor import Predictor
 from pellucid.report.charts import thinned
 from pellucid.report.contents import series_of
 from pellucid.runs.checkpoint import best_step, facts_on_step
@@ -134,7 +135,7 @@ def loss_by_position(session: Session, checkpoint: str = "") -> Iterator[dict[st
     """
     model = session.model(checkpoint)
     folder = Path(str(model.provenance.get("folder") or ""))
-    if session.predictor_kind or not (folder / "recipe.json").exists():
+    if isinstance(model, Predictor) or not (folder / "recipe.json").exists():
         raise InputError("this model is no transformer's run, so there is no held-out text and no context to fill")
     recipe = read_recipe(folder)
     if recipe.train.objective not in ("next-token", "prefix"):
@@ -181,5 +182,6 @@ def grouped_losses(sums: torch.Tensor, counts: torch.Tensor) -> list[list[float]
 def kept_heads(session: Session, step: int | None, text: str | None) -> Heads:
     """The scores at one checkpoint, computed once."""
     return session.once(
-        ("heads", step, text), lambda: session.model("" if step is None else str(step)).heads(text or None)
+        ("heads", step, text),
+        lambda: detect_heads(session.transformer("" if step is None else str(step)), text or None),
     )
