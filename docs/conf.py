@@ -29,6 +29,9 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 add_module_names = False
 
+# a block that names no language is what a program prints
+highlight_language = "none"
+
 html_theme = "furo"
 html_title = "Pellucid"
 # a font for mathematics (STIX Two Math, under the Open Font License), so that formulas look the same everywhere

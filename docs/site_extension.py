@@ -17,6 +17,7 @@ DESCRIBED = re.compile(r"^([\w*./\[\]()]+(?:, [\w*./\[\]()]+)*) {2,}(\S.*)$")
 def setup(app: Any) -> dict[str, Any]:
     """Called by Sphinx."""
     app.add_html_math_renderer("mathml", (visit_inline_math, None), (visit_display_math, None))
+    app.connect("env-get-outdated", lambda *_: ["commands"])  # their help may have changed
     app.connect("source-read", append_help)
     app.connect("autodoc-process-docstring", rewrite_docstring)
     app.connect("doctree-read", register_anchors)

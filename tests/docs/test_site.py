@@ -6,12 +6,13 @@ import subprocess
 import sys
 from html import unescape
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pytest
 from doc_pages import ROOT, script
 from test_lessons import LESSONS
 from test_links import FETCHED, STYLES
+from tests.browsing import SIZES, running_browser
 
 from pellucid.cli import COMMANDS
 from pellucid.cli.command_groups import COMMAND_GROUPS
@@ -71,6 +72,27 @@ class TestSite:
                 assert target.exists(), f"{path.name}: {link}"
                 if anchor and target in ids:
                     assert anchor in ids[target], f"{path.name}: {link}"
+
+    def test_code_fits_its_box_on_a_desktop_and_on_a_telephone(self, site: Path, needs_browser: str):
+        with running_browser(needs_browser) as browser:
+            for width, height in SIZES.values():
+                tab = browser.new_page(viewport={"width": width, "height": height})
+                for path in site.rglob("*.html"):
+                    tab.goto(path.as_uri())
+                    wide = "(boxes) => boxes.filter((b) => b.scrollWidth > b.clientWidth).map((b) => b.textContent)"
+                    assert tab.locator("pre").evaluate_all(wide) == [], (path.name, width)
+                    assert tab.evaluate("document.documentElement.scrollWidth") <= width, (path.name, width)
+                tab.close()
+
+    @pytest.mark.parametrize("words", ["windows", "compare runs", "delete"])
+    def test_the_search_finds_words_of_the_commands(self, site: Path, needs_browser: str, words: str):
+        """The words of help texts are in the index, which a browser reads from disk."""
+        with running_browser(needs_browser) as browser:
+            tab = browser.new_page()
+            tab.goto(f"{(site / 'search.html').as_uri()}?q={quote(words)}")
+            tab.wait_for_selector("#search-results :text('Search finished')")
+            links = tab.locator("#search-results li a").evaluate_all("(all) => all.map((a) => a.getAttribute('href'))")
+            assert "commands.html" in [link.partition("#")[0].partition("?")[0] for link in links]
 
     def test_mathematics_is_mathml(self, site: Path):
         """It needs no script; the font of its signs ships with the site."""
