@@ -169,7 +169,7 @@ def test_the_token_before_every_text_is_told(tokenizer, tmp_path):
     assert written == theirs.generate("To be", max_tokens=6, temperature=0, seed=written.seed)
 
 
-@pytest.mark.parametrize("kept", ["float16", "q8_0"])
+@pytest.mark.parametrize("kept", ["float16", "q8_0", "q5_0", "q4_0"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_fewer_bits(family, kept, tokenizer, tmp_path, capsys):
     """Every matrix is gguf's own rounding of ours; vectors and tables of positions stay as they are."""
@@ -179,8 +179,8 @@ def test_fewer_bits(family, kept, tokenizer, tmp_path, capsys):
     assert "parity with the model itself" in printed
     config = json.loads((folder / "config.json").read_text())
     expected = their_tensors(folder, family, config)
-    reader = gguf.GGUFReader(tmp_path / "out.gguf")
-    assert reader.fields["general.file_type"].contents() == {"float16": 1, "q8_0": 7}[kept]
+    reader, number_format = gguf.GGUFReader(tmp_path / "out.gguf"), "F16" if kept == "float16" else kept.upper()
+    assert reader.fields["general.file_type"].contents() == {"float16": 1, "q8_0": 7, "q5_0": 8, "q4_0": 2}[kept]
     kinds = {}
     for tensor in reader.tensors:
         kinds[tensor.name] = tensor.tensor_type.name
@@ -188,14 +188,14 @@ def test_fewer_bits(family, kept, tokenizer, tmp_path, capsys):
         assert np.array_equal(np.asarray(tensor.data).reshape(again.shape), again), tensor.name
     assert all(kinds[name] == "F32" for name in kinds if expected[name].ndim == 1 or name.startswith("position"))
     short = "blk.0.attn_output.weight"  # of 40 columns in the Llama here, which blocks of 32 do not fill
-    assert kinds["blk.0.ffn_down.weight" if family == "gpt2" else "token_embd.weight"] == {"float16": "F16"}.get(
-        kept, "Q8_0"
-    )
-    assert kinds[short] == ("F16" if family == "llama" or kept == "float16" else "Q8_0")
+    assert kinds["blk.0.ffn_down.weight" if family == "gpt2" else "token_embd.weight"] == number_format
+    assert kinds[short] == ("F16" if family == "llama" or kept == "float16" else number_format)
     matrices = [kind for kind in kinds.values() if kind != "F32"]
-    note = f"{matrices.count('F16')} of {len(matrices)} matrices are written as float16, not q8_0, because the length "
+    note = (
+        f"{matrices.count('F16')} of {len(matrices)} matrices are written as float16, not {kept}, because the length "
+    )
     note += "of their rows is not a multiple of 32."
-    assert (note in printed) == ("not a multiple" in printed) == (kept == "q8_0" and family == "llama")
+    assert (note in printed) == ("not a multiple" in printed) == (kept != "float16" and family == "llama")
 
 
 def test_neighbours_are_turned_as_they_are(tokenizer, tmp_path):

@@ -26,8 +26,10 @@ class WrittenOptions:
     """Write pellucid, huggingface, gguf (one file for llama.cpp), or adapter (the low-rank adapters of a run)."""
     family: Annotated[str | None, option("NAME", default="the first that can represent the model")] = None
     """Write this family of Hugging Face, such as llama, or pellucid for code that transformers opens."""
-    weights: Annotated[Literal["float32", "float16", "q8_0"] | None, option("FORMAT", default="float32")] = None
-    """Store the matrices of a .gguf file as float32, float16 or q8_0."""
+    weights: Annotated[
+        Literal["float32", "float16", "q8_0", "q5_0", "q4_0"] | None, option("FORMAT", default="float32")
+    ] = None
+    """Store the matrices of a .gguf file as float32, float16, q8_0, q5_0 or q4_0."""
     licence: Annotated[str | None, option("TEXT")] = None
     """Name this licence on the model card."""
     compare: Annotated[bool, option()] = True

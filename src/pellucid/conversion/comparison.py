@@ -208,8 +208,9 @@ COMPARISON_OF_LAYOUT: dict[Layout, Callable[[OpenedModel, Path, Request, ProbeIn
     "adapter": compare_adapter,
 }
 
-#: the allowed change of a tensor in fewer bits, relative to its largest number: half a step, and that of the scale
-ROUNDING = {"float16": 2**-10, "q8_0": 0.5 / 127 + 2**-9}
+#: the allowed change of a tensor in fewer bits, relative to its largest number: half a step, or a whole one where the
+#: largest number of a sign has no code of its own, and that of the scale
+ROUNDING = {"float16": 2**-10, "q8_0": 0.5 / 127 + 2**-9, "q5_0": 1 / 16 + 2**-9, "q4_0": 1 / 8 + 2**-9}
 
 
 def check_rounding(read: Mapping[str, Tensor], exact: Mapping[str, Tensor], number_format: str) -> None:

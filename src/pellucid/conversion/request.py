@@ -18,7 +18,7 @@ from pellucid.model_names import FolderError
 from pellucid.trust import Trust, check_trust
 
 Layout = Literal["pellucid", "huggingface", "gguf", "adapter"]
-GGUFWeightFormat = Literal["float32", "float16", "q8_0"]
+GGUFWeightFormat = Literal["float32", "float16", "q8_0", "q5_0", "q4_0"]
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 WITHOUT_EFFECT = ("vocab_size", "tensor_data_layout", "rope.scaling.original_context_length", "rope.scaling.finetuned")
 TURNED = ("blk.{i}.attn_q", "blk.{i}.attn_k")
 #: our name of a number format -> theirs, and its number for general.file_type
-WEIGHTS = {"float32": ("F32", 0), "float16": ("F16", 1), "q8_0": ("Q8_0", 7)}
+WEIGHTS = {"float32": ("F32", 0), "float16": ("F16", 1), "q8_0": ("Q8_0", 7), "q5_0": ("Q5_0", 8), "q4_0": ("Q4_0", 2)}
 #: their names of pre-tokenizer patterns, and whether merges are ignored for whole words
 PATTERNS = {GPT2_PATTERN: ("gpt-2", False), GPT4_PATTERN: ("llama-bpe", True), QWEN_PATTERN: ("qwen2", False)}
 #: the normalizer of Qwen, and what is said of it
@@ -455,8 +455,9 @@ def write_gguf(
 ) -> int:
     """Write the file, one tensor at a time. Returns the bytes of tensors. Raises ImportError without the package gguf.
 
-    weights  number format of matrices: float32, float16 or q8_0 (8 bits, with a scale for every 32 numbers). Vectors
-             and position tables stay float32, as llama.cpp requires.
+    weights  number format of matrices: float32, float16, or q8_0, q5_0 or q4_0 (8, 5 or 4 bits, with a scale for
+             every 32 numbers; the package gguf writes no other of llama.cpp's, such as q6_k). Vectors and position
+             tables stay float32, as llama.cpp requires.
     """
     import gguf
 
@@ -495,12 +496,12 @@ def write_gguf(
 
 
 def _tensor_format(theirs: str, shape: Sequence[int], word: str) -> str:
-    """The number format of a tensor: float32 for vectors and positions; float16 for q8_0 matrices whose rows
-    are not whole blocks of 32; else the one that was asked for.
+    """The number format of a tensor: float32 for vectors and positions; float16 for matrices in fewer bits
+    whose rows are not whole blocks of 32; else the one that was asked for.
     """
     if len(shape) == 1 or theirs.startswith("position_embd"):
         return "F32"
-    return "F16" if word == "Q8_0" and shape[-1] % 32 else word
+    return "F16" if word.startswith("Q") and shape[-1] % 32 else word
 
 
 def notes_on_gguf_weights(a: Architecture, weights: str) -> list[str]:
