@@ -79,6 +79,30 @@ def test_the_first_step_starts_from_the_given_weights(desk):
     assert torch.equal(first.network(tokens), before.network(tokens))
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_loss_before_the_first_step_is_that_of_the_given_model(rank, desk, capsys):
+    folder, tokenizer = desk
+    given = write_theirs(folder / "given", "gpt2", tokenizer)
+    (folder / "held.txt").write_text(text := "First Citizen: we are held out")
+    fields = {"device": "cpu", "precision": "float32", **({"adapt.rank": rank} if rank else {})}
+    run = pellucid.train(
+        folder / "text.txt",
+        out=folder / "run",
+        from_model=given,
+        steps=2,
+        held_out=[folder / "held.txt"],
+        fields=fields,
+    )
+    first = next(row for row in read_metrics(run.path / "metrics.jsonl") if "held_out_loss" in row)
+    assert first["step"] == 0
+    end = tokenizer.separator
+    ids, before = torch.tensor([*tokenizer.encode(text), end]), pellucid.load(given, device="cpu")
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(before.network(ids[None, :-1])[0], ids[1:]).item()
+    assert first["held_out_loss"] == pytest.approx(loss, rel=1e-5)
+    assert f"before the first step  held-out loss {first['held_out_loss']:.4f} nats/token" in capsys.readouterr().out
+
+
 def test_computed_positions_may_be_fewer_and_learned_ones_not(desk, capsys):
     """A context of 131,072 tokens cannot be trained on everywhere; rotary positions have no weights to lose."""
     folder, tokenizer = desk

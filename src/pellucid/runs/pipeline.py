@@ -198,7 +198,7 @@ def check_checkpoints(run_dir: Path, checkpoint_every: int) -> None:
         # an evaluation of a step whose checkpoint is due follows its save, and a save waits for the one before it
         for row in read_metrics(run_dir / "metrics.jsonl"):
             is_due = row.get("whole") or row["step"] % max(checkpoint_every, 1) == 0
-            if ("held_out_loss" in row and is_due) or row["step"] > 2 * checkpoint_every:
+            if (row["step"] and "held_out_loss" in row and is_due) or row["step"] > 2 * checkpoint_every:
                 wrong = f"{folder} has none, and metrics.jsonl says that some were saved"
                 break
     if wrong:

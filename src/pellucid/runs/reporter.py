@@ -107,7 +107,8 @@ class PlainReporter:
     def evaluation(self, row: dict[str, Any]) -> None:
         """The row of an evaluation."""
         loss = f"held-out loss {row['held_out_loss']:.4f} nats/token, {row['bits_per_byte']:.4f} bits/byte"
-        self.line(f"step {row['step']}  {loss}" + ("" if row["whole"] else " (on a part)"))
+        at = f"step {row['step']}" if row["step"] else "before the first step"
+        self.line(f"{at}  {loss}" + ("" if row["whole"] else " (on a part)"))
 
     def sample(self, step: int, text: str) -> None:
         self.line(f"--- sample at step {step}\n{text}\n---")

@@ -184,6 +184,11 @@ class Trainable(Startable[RecipeT]):
         """Whether the network writes samples."""
         return False
 
+    @property
+    def starts_from_model(self) -> bool:
+        """Whether the first weights are those of another model, whose held-out loss is then measured before step 1."""
+        return False
+
     def state(self) -> dict[str, Tensor]:
         """The weights that a checkpoint holds: those that training changes."""
         return trained_state(self.network)

@@ -256,6 +256,8 @@ class Trainer(Generic[RecipeT]):
             self.evaluate_and_sample(whole=self.recipe.is_last(self.step))
             if self.recipe.is_last(self.step):
                 self.conclude()
+        elif self.trainable.starts_from_model and not self.has_row("held_out_loss"):
+            self.evaluate(whole=False)
         while not self.recipe.is_last(self.step) and not self.stops():
             before = self.step
             self.advance(compiles=t.compile == "yes" and before == first)
@@ -411,7 +413,8 @@ class Trainer(Generic[RecipeT]):
         cut = n_read if whole else 0
         if not math.isfinite(loss + (part or 0.0)):
             loss = part = math.nan
-        is_saved = whole or self.is_due(self.recipe.train.checkpoint_every)
+        # step 0 is the model that the run started from, not a result of the run
+        is_saved = self.step > 0 and (whole or self.is_due(self.recipe.train.checkpoint_every))
         if self.processes.is_first and is_saved and part is not None and part < best_loss(self.run_dir):
             mark_best(self.run_dir, self.step, part)  # before the row, by which a run that is resumed knows of it
         per_byte = self.trainable.data.held_out_tokens_per_byte

@@ -263,6 +263,10 @@ class TransformerTrainable(TextTrainable[Recipe]):
     def can_sample(self) -> bool:
         return self.sampler is not None
 
+    @property
+    def starts_from_model(self) -> bool:
+        return self.recipe.record.base is not None
+
     def begin(self) -> None:
         super().begin()
         # outside of what is compiled: each pass has other numbers
