@@ -35,6 +35,7 @@ from pellucid.look.inspector import Inspector
 from pellucid.look.known_answer import KNOWN_ANSWER, known_network, known_tokenizer
 from pellucid.model.weights import check_finite, save_weights
 from pellucid.model_names import check_checkpoint, check_revision
+from pellucid.option_values import suggest_keywords
 from pellucid.predictors.on_text import Progress, ScoreTextOptions, count_on_run, score_given
 from pellucid.predictors.transformer_mixture import mixed_with
 from pellucid.runs.checkpoint import facts_on_step, steps_of
@@ -70,6 +71,7 @@ class LanguageModel(Model):
     reads, for a model that was trained on conversations.
     """
 
+    @suggest_keywords(GenerateOptions.__annotations__)
     def generate(
         self, prompt: str = "", *, edits: Sequence[Edit] = (), **options: Unpack[GenerateOptions]
     ) -> Generated:
@@ -82,6 +84,7 @@ class LanguageModel(Model):
         check_single(prompt, options)
         return generate(self, prompt, taps=taps_of(self.network, edits), **options)[0]
 
+    @suggest_keywords(GenerateOptions.__annotations__)
     def generate_many(
         self,
         prompts: str | Sequence[str] = "",
@@ -93,6 +96,7 @@ class LanguageModel(Model):
         """Generate n texts from every prompt in one batch, those of the first prompt first; `source` may be a list."""
         return generate(self, prompts, n=n, taps=taps_of(self.network, edits), **options)
 
+    @suggest_keywords(GenerateOptions.__annotations__)
     def stream(
         self,
         prompt: str | Sequence[str] = "",
@@ -117,6 +121,7 @@ class LanguageModel(Model):
     def score(self, text: str, **options: Unpack[ScoreOptions]) -> Score: ...
     @overload
     def score(self, text: os.PathLike, **options: Unpack[ScoreOptions]) -> Score | CorpusScore: ...
+    @suggest_keywords(ScoringOptions.__annotations__)
     def score(
         self,
         text: str | os.PathLike,
@@ -220,6 +225,7 @@ class LanguageModel(Model):
         return folder
 
 
+@suggest_keywords()
 def load(
     model: str | Path,
     *,

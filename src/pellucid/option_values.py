@@ -3,12 +3,15 @@
 import dataclasses
 import difflib
 import functools
+import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Optional, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Optional, ParamSpec, TypeAlias, TypeVar
 
 OptionsT = TypeVar("OptionsT")
+Arguments = ParamSpec("Arguments")
+ResultT = TypeVar("ResultT")
 if TYPE_CHECKING:
     #: the type of an option that the run chooses while it is None, which is typed and shown as auto. Type checkers let
     #: its value be used as it is: nearly all code reads options after the run has chosen them
@@ -27,6 +30,32 @@ class Options:
 
     def check(self) -> None:
         """Raise ValueError for values that are never valid."""
+
+
+def suggest_keywords(
+    further: Iterable[str] = (),
+) -> Callable[[Callable[Arguments, ResultT]], Callable[Arguments, ResultT]]:
+    """A decorator by which a function refuses an unknown keyword with the nearest right one, or with all of them.
+    `further` are the names that its **options stand for.
+    """
+
+    def decorate(function: Callable[Arguments, ResultT]) -> Callable[Arguments, ResultT]:
+        parameters = inspect.signature(function).parameters.values()
+        known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
+        known += further
+
+        @functools.wraps(function)
+        def checked(*args: Arguments.args, **keywords: Arguments.kwargs) -> ResultT:
+            for name in keywords:
+                if name not in known:
+                    near = difflib.get_close_matches(name, known, 1)
+                    hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+                    raise TypeError(f"{function.__name__}() has no argument {name!r}: {hint}")
+            return function(*args, **keywords)
+
+        return checked
+
+    return decorate
 
 
 def require(holds: bool, name: str, value: Any, expected: str) -> None:

@@ -12,7 +12,7 @@ from pellucid.adapters import write_run_adapter
 from pellucid.generate.samples import sampler_for
 from pellucid.hub.families import FamilyError
 from pellucid.language_model import ModelError
-from pellucid.option_values import check_given_once, parse_value
+from pellucid.option_values import check_given_once, parse_value, suggest_keywords
 from pellucid.plan.sized_recipe import size_to, sizes_are_open
 from pellucid.predictors.mixed_training import MixedTransformer
 from pellucid.report.finalize import finalize, pre_run_checks
@@ -55,6 +55,7 @@ from pellucid.training.trainable import TransformerTrainable
 from pellucid.trust import Trust, check_trust
 
 
+@suggest_keywords()
 def train(
     *inputs: str | Path,
     out: str | Path | None = None,

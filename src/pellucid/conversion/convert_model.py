@@ -15,6 +15,7 @@ from pellucid.hub.files import GENERATION, read_object
 from pellucid.hub.folder import NO_TOKENIZER, Folder
 from pellucid.hub.gguf import notes_on_gguf_tokenizer, notes_on_gguf_weights
 from pellucid.hub.write import SHARD
+from pellucid.option_values import suggest_keywords
 from pellucid.trust import Trust
 from pellucid.verify.parity import Parity
 
@@ -47,6 +48,7 @@ class Converted:
     notes: tuple[str, ...] = ()
 
 
+@suggest_keywords()
 def convert(
     given: str | Path,
     destination: str | Path,

@@ -12,6 +12,7 @@ from pellucid.lens.compatibility import as_transformer_lens
 from pellucid.lens.core.inputs import InputOptions, Texts, read_inputs
 from pellucid.lens.core.recording import Recording
 from pellucid.lens.show.pages import show_trace
+from pellucid.option_values import suggest_keywords
 from pellucid.text_model import Model
 
 
@@ -45,6 +46,7 @@ class Trace(Recording):
     as_transformer_lens = as_transformer_lens
 
 
+@suggest_keywords(InputOptions.__annotations__)
 def trace(
     model: Model,
     texts: Texts,
