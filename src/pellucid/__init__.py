@@ -11,6 +11,7 @@
     convert                   write a model in another layout: Hugging Face, GGUF, an adapter
     read                      what would be read of a folder of text, before anything is trained on it
     train_tokenizer, load_tokenizer
+    load_sources              the text of a run, to find where another text is from
     list_runs, compare_runs, prune_run, rename_run, delete_run   the runs in a folder
     preset, Architecture      a described architecture, by name or option by option
     Recipe                    everything that decides a run
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from pellucid.report.run_list import rename_run as rename_run
     from pellucid.runs.options import TrainOptions as TrainOptions
     from pellucid.runs.pipeline import Run as Run
+    from pellucid.sources.of_run import load_sources as load_sources
     from pellucid.text.chat_template import ChatTemplate as ChatTemplate
     from pellucid.text.read.report import TextReport as TextReport
     from pellucid.text.tokenizers.from_files import train_tokenizer as train_tokenizer
@@ -102,6 +104,7 @@ _MODULES = {
     "list_runs": "pellucid.report.run_list",
     "load": "pellucid.language_model",
     "load_predictor": "pellucid.predictors.load",
+    "load_sources": "pellucid.sources.of_run",
     "load_tokenizer": "pellucid.text.tokenizers.tokenizer",
     "preset": "pellucid.presets",
     "prune_run": "pellucid.report.run_list",
@@ -140,6 +143,7 @@ __all__ = [
     "count_parameters",
     "load",
     "load_predictor",
+    "load_sources",
     "load_tokenizer",
     "preset",
     "read",

@@ -36,10 +36,12 @@ from pellucid.look.known_answer import KNOWN_ANSWER, known_network, known_tokeni
 from pellucid.model.weights import check_finite, save_weights
 from pellucid.model_names import check_checkpoint, check_revision
 from pellucid.option_values import suggest_keywords
-from pellucid.predictors.on_text import Progress, ScoreTextOptions, count_on_run, score_given
+from pellucid.predictors.on_text import Progress, ScoreTextOptions, count_on_run, run_of, score_given
 from pellucid.predictors.transformer_mixture import mixed_with
 from pellucid.runs.checkpoint import facts_on_step, steps_of
 from pellucid.runs.device import resolve_device
+from pellucid.sources.of_run import OCCURRENCES, TextPart, load_sources
+from pellucid.sources.verbatim import TextSources
 from pellucid.starting_model import base_weights
 from pellucid.tensor_names import AttentionPart
 from pellucid.text.chat_template import read_chat_template, write_chat_template
@@ -143,6 +145,33 @@ class LanguageModel(Model):
 
         count = partial(count_on_run, self.provenance, self.tokenizer, progress) if baselines else None
         return score_given(lambda text: score(self, text, **options), text, reading, progress, count)
+
+    def sources(
+        self,
+        text: str | Generated,
+        *,
+        part: TextPart = "train",
+        fewest_tokens: int | None = None,
+        occurrences: int = OCCURRENCES,
+        progress: Progress | None = None,
+    ) -> TextSources:
+        """The passages of a text that stand verbatim in the text of the run that this model is from, with their places.
+
+        text           a string; or what the model generated, whose prompt is context alone
+        part           train, or held-out: what is measured on and never trained on
+        fewest_tokens  the tokens that a passage has at least; None lists those that are longer than what new text
+                       shares with this part by chance (`pellucid.sources.of_run.RunSources.find`)
+        occurrences    how many places of each passage
+        progress       progress(stage, done, total) is called during long steps
+
+        The first call builds an index in the cache folder. Many questions are asked of `pellucid.load_sources(run)`,
+        which is opened once. Raises RecipeError for a model that is from no run or whose text has changed.
+        """
+        sources = load_sources(
+            run_of(self.provenance), part, progress=progress, trust=self.provenance.get("trust", False)
+        )
+        query, after = (str(text), len(text.prompt)) if isinstance(text, Generated) else (text, 0)
+        return sources.find(query, fewest_tokens=fewest_tokens, occurrences=occurrences, after=after)
 
     mixed_with = mixed_with
     fill = fill

@@ -23,6 +23,7 @@ OPTIONAL_PACKAGES = {
     "zstandard": "reads .zst files",
     "chardet": "names the encoding of text that is not UTF-8 more often",
     "gguf": "writes files for llama.cpp",
+    "pydivsufsort": "sorts training text to find where a text is from",
     "transformers": "compares converted models with it",
     "peft": "compares adapters with it",
 }

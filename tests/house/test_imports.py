@@ -22,7 +22,7 @@ FLOORS = (
     # what every kind of run shares stands below the kinds
     ("runs",),
     ("predictors", "training", "generate", "lens", "hub"),
-    ("plan", "verify", "baselines", "machine_check"),
+    ("plan", "verify", "baselines", "machine_check", "sources"),
     # adapters are trained in one room and named for other projects in another; a run starts from files of either
     ("adapters", "starting_model"),
     # a conversion is checked before it is given its name

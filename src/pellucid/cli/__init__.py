@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = arguments[1:]
         if program == "pellucid runs" and not arguments:
             arguments = ["list"]
+        if program == "pellucid sources" and arguments and arguments[0][:1] != "-" and arguments[0] not in commands:
+            arguments = ["find", *arguments]
 
     def chosen() -> int:
         if arguments[:1] not in ([name] for name in commands):

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 
 from pellucid.cli.runs import RUN_COMMANDS
+from pellucid.cli.sources import SOURCE_COMMANDS
 from pellucid.cli.tokenizer import TOKENIZER_COMMANDS
 
 #: by its first word, the commands of a group and what they are for
 COMMAND_GROUPS: dict[str, tuple[dict[str, Callable[..., int]], str]] = {
     "tokenizer": (TOKENIZER_COMMANDS, "Make, use and look at tokenizers."),
     "runs": (RUN_COMMANDS, "List, compare, prune, rename and delete runs."),
+    "sources": (SOURCE_COMMANDS, "Find where a text is from, in the training text of a run."),
 }

@@ -4,7 +4,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -74,6 +74,8 @@ class GeneratedOptions:
     """Print the text when it is complete, not while it is generated."""
     as_json: Annotated[bool, option(name="json")] = False
     """Print one JSON object for each text, on a line of its own: prompt, text, ids, finish_reason, seed."""
+    sources: Annotated[bool, option()] = False
+    """Print below each text what of it stands verbatim in the run's training text, and where."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ def generate_command(
     values = {"source": source, "beams": sampling.beams, "weights": m.weights, "compile": m.compile}
     # options that only a transformer has, where they were given
     extras = {name: value for name, value in values.items() if value not in (None, 0, "auto")}
+    if output.sources:
+        check_has_text(model, "--sources looks into a run's training text")
     loaded = mixed_from(model, m)
     if extras or not hasattr(loaded, "stream"):
         transformer_of(loaded, model, f"--{next(iter(extras))}" if extras else "")
@@ -130,11 +134,17 @@ def print_generated(loaded: Any, prompt: str, output: GeneratedOptions, options:
     if output.as_json:
         results = loaded.generate_many(prompt, n=output.n, **options)
         for result in results:
-            print(json.dumps(asdict(result), ensure_ascii=False))
+            values = {field.name: getattr(result, field.name) for field in fields(result) if field.name != "model"}
+            if output.sources:
+                values["sources"] = asdict(sources_of(loaded, result))
+            print(json.dumps(values, ensure_ascii=False))
         return results
     if not output.stream or output.n > 1:
         results = loaded.generate_many(prompt, n=output.n, **options)
-        print(f"\n{'-' * 40}\n".join(prompt + result.text for result in results))
+        for number, result in enumerate(results):
+            print(f"{'-' * 40}\n" * bool(number) + prompt + result.text)
+            if output.sources:
+                print(f"\n{sources_of(loaded, result)}")
         return results
     results = []
     pieces = iter(loaded.stream(prompt, **options))
@@ -144,7 +154,15 @@ def print_generated(loaded: Any, prompt: str, output: GeneratedOptions, options:
         print(piece.text, end="", flush=True)
         results += [piece.result] if piece.result else []
     print()
+    for result in results if output.sources else ():
+        print(f"\n{sources_of(loaded, result)}")
     return results
+
+
+def sources_of(loaded: Any, result: Any) -> Any:
+    """What of a generated text stands verbatim in the training text of the run that the model is from."""
+    with progress_on_stderr("sources") as progress:
+        return transformer_of(loaded, "the model", "--sources").sources(result, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -190,7 +208,8 @@ def score_command(
         pellucid score runs/my_texts chapter.txt --baselines
         pellucid score runs/my_texts test.jsonl --json
     """
-    check_run_for_baselines(model, output)
+    if output.baselines:
+        check_has_text(model, "--baselines counts n-grams of a run's training text")
     if output.per_token and output.as_json:
         raise OptionError("--per-token prints a table of tokens, and --json prints JSON: leave one of them out")
     loaded = mixed_from(model, model_options)
@@ -216,12 +235,10 @@ def score_command(
     return OK
 
 
-def check_run_for_baselines(model: str, output: ScoredOptions) -> None:
-    """Raise OptionError for --baselines without a training text, before anything is loaded."""
-    if output.baselines and not (Path(model) / "recipe.json").exists():
-        raise OptionError(
-            f"--baselines counts n-grams of a run's training text, but {model} is not a run: leave it out"
-        )
+def check_has_text(model: str, why: str) -> None:
+    """Raise OptionError for an option that needs a training text where there is none, before anything is loaded."""
+    if not (Path(model) / "recipe.json").exists():
+        raise OptionError(f"{why}, but {model} is not a run: leave it out")
 
 
 def check_one_text(path: Path, reading: Any, output: ScoredOptions) -> None:

@@ -3,7 +3,7 @@
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypedDict, Unpack, cast
 
@@ -35,6 +35,7 @@ class Generated:
                    stop: a stop string did
     seed, sample   the same prompt, seed and sample give the same text again
     truncated      how many tokens at the beginning of the prompt did not fit into the context
+    model          the transformer that generated it; None for other predictors
     """
 
     prompt: str
@@ -45,6 +46,15 @@ class Generated:
     seed: int
     sample: int
     truncated: int
+    model: Any = field(default=None, repr=False, compare=False)
+
+    def sources(self, *, part: str = "train") -> Any:
+        """The passages of the text that stand verbatim in the text of the run that the model is from; they may begin in
+        the prompt (`LanguageModel.sources`). Raises GenerationError for other predictors than transformers.
+        """
+        if self.model is None:
+            raise GenerationError("no transformer generated this: ask pellucid.load_sources(RUN).find(text)")
+        return self.model.sources(self, part=part)
 
     def __str__(self) -> str:
         return self.prompt + self.text
@@ -183,7 +193,7 @@ def stream_generate(
         if report is not None:
             report(reason)
     warn_of_cut(encoded, network.architecture.n_ctx)
-    writers = [Writer(row, texts[row.prompt], encoded[row.prompt], tokenizer, stops) for row in decoding.rows]
+    writers = [Writer(row, texts[row.prompt], encoded[row.prompt], tokenizer, stops, model) for row in decoding.rows]
     return stream_pieces(decoding, writers)
 
 
@@ -277,10 +287,16 @@ class Writer:
     """Turns the tokens of one row into text."""
 
     def __init__(
-        self, row: SequenceState, prompt: str, prompt_ids: list[int], tokenizer: Tokenizer, stops: Sequence[str]
+        self,
+        row: SequenceState,
+        prompt: str,
+        prompt_ids: list[int],
+        tokenizer: Tokenizer,
+        stops: Sequence[str],
+        model: Model | None = None,
     ):
         self.row, self.prompt, self.prompt_ids, self.tokenizer = row, prompt, prompt_ids, tokenizer
-        self.stream, self.stops = tokenizer.stream(), StopStrings(stops)
+        self.stream, self.stops, self.model = tokenizer.stream(), StopStrings(stops), model
         self.shown: list[str] = []
 
     def push(self, token: int) -> str:
@@ -311,6 +327,7 @@ class Writer:
             seed=row.seed,
             sample=row.sample,
             truncated=len(self.prompt_ids) - len(row.given),
+            model=self.model,
         )
 
 

@@ -22,7 +22,8 @@ from pellucid.text.read.conversations import read_conversations, split_conversat
 from pellucid.text.read.documents import Corpus, read_corpus
 from pellucid.text.read.find import ReadOptions
 from pellucid.text.read.pairs import read_pairs, split_pairs
-from pellucid.text.split import split_corpus
+from pellucid.text.read.rows import RowSplit
+from pellucid.text.split import Split, split_corpus
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from pellucid.text.tokens.conversations import prepare_conversations
 from pellucid.text.tokens.pairs import PairTokens, prepare_pairs
@@ -149,11 +150,7 @@ def count_on_run(provenance: Mapping[str, Any], tokenizer: Tokenizer, progress: 
     The run's text is read again. Raises RecipeError where the folder is no run, where the text has changed, and where
     the run has another tokenizer; DocumentError where the text is missing.
     """
-    run, trust = provenance.get("folder"), provenance.get("trust", False)
-    if run is None or not (Path(run) / "recipe.json").exists():
-        named = "this model does not come from a run" if run is None else f"{run} is no run"
-        raise RecipeError(f"{named}, so there is no training text to count n-grams on: give the folder of a run")
-    run = Path(run)
+    run, trust = run_of(provenance), provenance.get("trust", False)
     if load_tokenizer(run, trust=trust).ids_hash != tokenizer.ids_hash:
         raise RecipeError(f"{run} has another tokenizer than the model, so n-grams of its tokens do not compare")
     recipe = recipe_of(run)
@@ -168,6 +165,15 @@ def count_on_run(provenance: Mapping[str, Any], tokenizer: Tokenizer, progress: 
 
     ids, separator = ids_to_count(run, recipe, tokens)
     return RunNGrams(dict(count_ngrams(ids, tokens.n_vocab, separator=separator, poll=poll)), tokens.n_vocab)
+
+
+def run_of(provenance: Mapping[str, Any]) -> Path:
+    """The run that a model is from. Raises RecipeError for a model that is from none."""
+    run = provenance.get("folder")
+    if run is None or not (Path(run) / "recipe.json").exists():
+        named = "this model does not come from a run" if run is None else f"{run} is no run"
+        raise RecipeError(f"{named}, so there is no training text to look into: give the folder of a run")
+    return Path(run)
 
 
 def ids_to_count(run: Path, recipe: Recipe, tokens: Tokens) -> tuple[np.ndarray, int | None]:
@@ -199,11 +205,21 @@ def recipe_of(run: Path) -> Recipe:
 
 def tokens_of(run: Path, recipe: Recipe, progress: Progress | None, *, trust: Trust = False) -> Tokens:
     """The tokens that a run was trained on; RecipeError where its text has changed."""
+    return text_of_run(run, recipe, progress, trust=trust)[0]
+
+
+def text_of_run(
+    run: Path, recipe: Recipe, progress: Progress | None, *, trust: Trust = False
+) -> tuple[Tokens, Split | RowSplit[Any]]:
+    """The tokens that a run was trained on, and the documents or rows that they are of, divided as the run did.
+
+    Raises RecipeError where its text has changed.
+    """
     t, seed, tokenizer = recipe.text, recipe.train.seed, load_tokenizer(run, trust=trust)
     files = input_files(recipe)
     if recipe.train.objective == "source-target":
-        pairs = split_pairs(read_pairs(**files, progress=progress), t.held_out, seed)
-        tokens: Any = prepare_pairs(pairs, tokenizer, cache_folder(), progress)
+        split: Any = split_pairs(read_pairs(**files, progress=progress), t.held_out, seed)
+        tokens: Any = prepare_pairs(split, tokenizer, cache_folder(), progress)
     elif recipe.train.objective == "chat":
         split = split_conversations(read_conversations(**files, progress=progress), t.held_out, seed)
         template = read_chat_template(run) or ChatTemplate(CHATML)
@@ -214,5 +230,5 @@ def tokens_of(run: Path, recipe: Recipe, progress: Progress | None, *, trust: Tr
         tokens = prepare_tokens(split, tokenizer, cache_folder(), progress=progress)
     if difference := describe_difference(read_data(run), tokens.manifest):
         said = "; ".join(difference.splitlines())
-        raise RecipeError(f"{run} was trained on other text ({said}): put it back to count n-grams on it")
-    return tokens
+        raise RecipeError(f"{run} was trained on other text ({said}): put it back, its tokens are needed")
+    return tokens, split

@@ -77,6 +77,20 @@ class TokenSequence:
         """All ids in their own type: mapped, where they are of one shard."""
         return self._shards[0] if len(self._shards) == 1 else np.concatenate([np.zeros(0, "<u2"), *self._shards])
 
+    @property
+    def shards(self) -> list[np.ndarray]:
+        """The ids in the arrays that follow one another, mapped where they are files."""
+        return self._shards
+
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """The ids at these positions, int64 [len(positions)]."""
+        ids = np.empty(len(positions), dtype=np.int64)
+        number = np.searchsorted(self._ends, positions, side="right")
+        for k, shard in enumerate(self._shards):
+            here = number == k
+            ids[here] = shard[positions[here] - (int(self._ends[k]) - len(shard))]
+        return ids
+
     @cached_property
     def lengths(self) -> np.ndarray:
         """The number of ids of each document, int64 [n_documents]."""
