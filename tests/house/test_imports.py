@@ -25,6 +25,7 @@ FLOORS = (
     ("plan", "verify", "baselines", "machine_check", "sources"),
     # adapters are trained in one room and named for other projects in another; a run starts from files of either
     ("adapters", "starting_model"),
+    ("features",),
     # a conversion is checked before it is given its name
     ("conversion", "report"),
     ("serve", "look"),
