@@ -17,8 +17,8 @@ import pellucid
 from drawing import make_network
 from pellucid.architecture import Architecture
 from pellucid.cli import main
-from pellucid.hub.families import FamilyError
-from pellucid.hub.gguf import gguf_architecture, interleave_halves, read_gguf, separate_halves, tokenizer_keys
+from pellucid.hub.families import FamilyError, interleave_halves, separate_halves
+from pellucid.hub.gguf import gguf_family, read_gguf, tokenizer_keys
 from pellucid.language_model import LanguageModel
 from pellucid.presets import preset
 from pellucid.reference.embedding import scaled_frequencies
@@ -215,10 +215,10 @@ def test_neighbours_are_turned_as_they_are(tokenizer, tmp_path):
 def test_scalings_of_positions_that_the_file_does_not_hold_are_refused_by_name(name):
     fields = {"qk_norm": "none", "mlp.form": "gated", "mlp.activation": "silu"}
     a = preset("modern", 300).with_fields(fields)
-    assert gguf_architecture(a) == "llama"
+    assert gguf_family(a).name == "llama"
     a = a.with_fields({"positions.scaling": name, "positions.n_trained": a.n_ctx // 2})
     with pytest.raises(FamilyError, match=f"llama cannot represent positions.scaling = {name}"):
-        gguf_architecture(a)
+        gguf_family(a)
 
 
 def test_rows_there_and_back():
@@ -245,7 +245,7 @@ def test_what_llama_cpp_cannot_say_is_named(fields, says, tokenizer, tmp_path, c
         {"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 8, "mlp.activation": "gelu_tanh"} | fields
     )
     with pytest.raises(FamilyError, match=says):
-        gguf_architecture(Architecture.from_dict(a.to_dict()))
+        gguf_family(Architecture.from_dict(a.to_dict()))
     LanguageModel(make_network(a, 0, torch.float32), tokenizer, {}).save(tmp_path / "own")
     assert main(["convert", str(tmp_path / "own"), str(tmp_path / "out.gguf")]) == 2
     assert "cannot be written as GGUF" in capsys.readouterr().err
@@ -254,15 +254,15 @@ def test_what_llama_cpp_cannot_say_is_named(fields, says, tokenizer, tmp_path, c
 
 def test_the_nearest_family_is_named_first_with_all_that_is_in_its_way():
     with pytest.raises(FamilyError) as refused:
-        gguf_architecture(preset("small").with_fields({"ngrams": (2, 3)}))
+        gguf_family(preset("small").with_fields({"ngrams": (2, 3)}))
     said = str(refused.value).removeprefix("this architecture cannot be written as GGUF: ").split("; ")
     assert said[0] == "qwen3 cannot represent ngrams = [2, 3]"
     assert sorted(part.split()[0] for part in said) == ["gpt2", "llama", "qwen3"]
     with pytest.raises(FamilyError, match=r"GGUF: qwen3 cannot represent attention\.score_cap = 3\.0; "):
-        gguf_architecture(preset("small").with_fields({"attention.score_cap": 3.0}))
+        gguf_family(preset("small").with_fields({"attention.score_cap": 3.0}))
     windows = preset("small").with_fields({"attention.windows": (4, 0), "attention.score_cap": 3.0})
     with pytest.raises(FamilyError) as refused:
-        gguf_architecture(windows)
+        gguf_family(windows)
     said = str(refused.value).removeprefix("this architecture cannot be written as GGUF: ").split("; ")
     assert said[0] == "qwen3 cannot represent attention.windows = [4, 0] and attention.score_cap = 3.0"
 
@@ -270,7 +270,7 @@ def test_the_nearest_family_is_named_first_with_all_that_is_in_its_way():
 def test_windows_are_named_once():
     """GPT-2's own table and llama.cpp both lack them, and write them differently."""
     with pytest.raises(FamilyError) as refused:
-        gguf_architecture(preset("gpt2").with_fields({"attention.windows": (4, 0)}))
+        gguf_family(preset("gpt2").with_fields({"attention.windows": (4, 0)}))
     said = str(refused.value).removeprefix("this architecture cannot be written as GGUF: ").split("; ")[0]
     assert said.startswith("gpt2 cannot represent attention.windows = ")
     assert said.count("attention.windows") == 1

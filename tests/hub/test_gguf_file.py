@@ -14,9 +14,11 @@ from their_folders import begun, write_theirs
 import pellucid
 from pellucid.cli import main
 from pellucid.hub import gguf_file
+from pellucid.hub.canonical_fields import canonical_fields, without_dropout
 from pellucid.hub.families import FamilyError
 from pellucid.hub.folder import LoadWarning
-from pellucid.hub.gguf import scaling_from
+from pellucid.hub.tables.entries import Entries
+from pellucid.hub.tables.llama_cpp import rotary_positions
 from pellucid.model_names import FolderError
 from pellucid.text.chat_template import CHATML, ChatTemplate
 from pellucid.text.ids import IdTokenizer
@@ -40,7 +42,7 @@ def test_what_was_written_is_opened_with_the_same_numbers(case, tokenizer, tmp_p
         monkeypatch.setattr(gguf_file, "LLAMA3", (*gguf_file.LLAMA3, (8.0, 1.0, 4.0, 16)))
     folder, path = write(tmp_path, tokenizer, family, **options)
     theirs, ours = pellucid.load(folder, device="cpu"), pellucid.load(path, device="cpu")
-    assert ours.architecture == theirs.architecture
+    assert canonical_fields(ours.architecture) == canonical_fields(without_dropout(theirs.architecture))
     for (name, p), (_, q) in zip(ours.network.named_parameters(), theirs.network.named_parameters(), strict=True):
         assert torch.equal(p, q), name
     assert ours.tokenizer.encode(TEXT) == theirs.tokenizer.encode(TEXT)
@@ -103,9 +105,13 @@ def rewritten(path, tmp_path, kind=None, tensors=None, **changes):
             FamilyError,
             "llama with 8 experts: expected one of gpt2, llama, qwen3, without experts",
         ),
-        ({"llama__rope__scaling__type": "yarn"}, FamilyError, "type = yarn: expected none or linear"),
+        (
+            {"llama__rope__scaling__type": "yarn"},
+            FamilyError,
+            "type = 'yarn' in the GGUF file: only 'linear', 'none'",
+        ),
         ({"llama__rope__scaling__attn_factor": 0.5}, FamilyError, "attn_factor = 0.5: expected 1"),
-        ({"llama__rope__dimension_count": 4}, FamilyError, "dimension_count = 4, and heads have 8 coordinates"),
+        ({"llama__rope__dimension_count": 4}, FamilyError, "dimension_count = 4: expected 8"),
         ({"llama__attention__causal": False}, FamilyError, "attention.causal = False: expected True"),
         ({"llama__attention__sliding_window": 8}, FamilyError, "sliding_window = 8: expected 0"),
         ({"llama__attention__scale": 0.5}, FamilyError, "attention.scale = 0.5: expected 0 or 0.35355"),
@@ -113,7 +119,9 @@ def rewritten(path, tmp_path, kind=None, tensors=None, **changes):
         ({"llama__embedding_scale": 12.0}, FamilyError, "embedding_scale = 12.0: expected 0 or 1"),
         ({"llama__logit_scale": "half"}, FamilyError, "logit_scale = half: expected 0 or 1"),
         ({"llama__logit_scale": [1.0, 2.0]}, FamilyError, r"logit_scale = \[1.0, 2.0\]: expected 0 or 1"),
-        ({"llama__block_count": None}, FolderError, "block_count"),
+        ({"llama__block_count": None}, FamilyError, "block_count is missing in the GGUF file: expected a whole number"),
+        ({"llama__block_count": 2.5}, FamilyError, "block_count = 2.5 in the GGUF file: expected a whole number"),
+        ({"llama__rope": 3}, FolderError, "is damaged: 'int' object"),
         ({"llama__block_count": 3}, FolderError, "needs .* numbers, but the files hold"),
     ],
 )
@@ -149,8 +157,10 @@ def test_entries_that_change_nothing_are_read_and_unknown_ones_named(tokenizer, 
     ],
 )
 def test_a_factor_scales_linearly_where_no_type_is_given(entries, factor):
-    expected = {"rope_type": "default"} if factor is None else {"rope_type": "linear", "factor": factor}
-    assert scaling_from("llama", entries) == expected
+    read = rotary_positions(Entries(gguf_file.nested_entries(entries)))
+    assert read.pop("positions.base") == 10_000
+    scaled = {"positions.scaling": "linear", "positions.factor": factor}
+    assert read == ({"positions.scaling": "none"} if factor is None else scaled)
 
 
 def test_the_older_name_of_a_factor_is_read(tokenizer, tmp_path):

@@ -11,14 +11,14 @@ from pellucid.adapters import family_of_base, open_base
 from pellucid.conversion.opened_model import OpenedModel
 from pellucid.conversion.request import Layout, Request
 from pellucid.hub import transformers_bridge
-from pellucid.hub.families import FAMILIES, config_of, each_to_ours, each_to_theirs
+from pellucid.hub.canonical_fields import without_dropout
+from pellucid.hub.families import FAMILIES, config_of, each_to_ours, each_to_theirs, to_ours
 from pellucid.hub.files import ADAPTER, read_object
-from pellucid.hub.gguf import from_gguf, read_gguf
+from pellucid.hub.gguf import FACTORS, gguf_family, read_gguf
 from pellucid.hub.open import open_folder, read_network
 from pellucid.hub.own_code import model_class
 from pellucid.hub.peft import MergedTensors, read_adapter
 from pellucid.hub.text_towers import text_model_name
-from pellucid.hub.write import without_dropout
 from pellucid.model import Transformer
 from pellucid.starting_model import base_weights
 from pellucid.training.load import read_recipe
@@ -167,8 +167,10 @@ def compare_gguf(model: OpenedModel, folder: Path, request: Request, probe: Prob
     """The network that is read back from the file, and the model's: the same logits in float32, else every tensor
     within rounding.
     """
+    family, a = gguf_family(model.architecture), without_dropout(model.architecture)
     _, tensors = read_gguf(folder / request.destination.name)
-    written = dict(from_gguf(tensors, model.architecture))
+    tensors.pop(FACTORS, None)
+    written = to_ours(tensors, family.entries(a), family)
     network = read_network(model.architecture, written.items(), probe.dtype)
     parity = compare_implementations(network, network_of(model, "the model itself", probe), probe)
     if request.weights in (None, "float32"):

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from pellucid.conversion.opened_model import OpenedModel
 from pellucid.destination import check_destination
 from pellucid.hub.families import FAMILIES, FamilyError
-from pellucid.hub.gguf import gguf_architecture
+from pellucid.hub.gguf import gguf_family
 from pellucid.hub.own_code import MODEL_TYPE
 from pellucid.hub.tables import Family
 from pellucid.hub.write import exported_as
@@ -96,7 +96,7 @@ class Request:
                 "without a comparison (to='pellucid', compare=False; --no-compare)"
             )
         if request.layout == "gguf":
-            gguf_architecture(model.architecture)  # raises FamilyError with the option that is in the way
+            gguf_family(model.architecture)  # raises FamilyError with the option that is in the way
         wanted = self.family or (model.family.name if model.family else None)
         if request.layout != "huggingface" or wanted == MODEL_TYPE:
             return request, model

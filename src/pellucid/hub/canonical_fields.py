@@ -1,12 +1,19 @@
 """The fields of an architecture, so that two architectures of one function have the same values."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pellucid.architecture import Architecture, architecture_fields
 
 #: fields without effect in an encoder, which has no readout
 DECODER_ONLY_FIELDS = ("unembed", "readout", "logit_scale", "logit_scale_value", "logit_cap", "source_embed")
+
+
+def without_dropout(a: Architecture) -> Architecture:
+    """The architecture with every dropout rate at 0, which computes the same function outside training."""
+    encoder = a.encoder and without_dropout(a.encoder)
+    return replace(replace(a, encoder=None).with_fields({"dropout": 0.0}), encoder=encoder)
 
 
 def canonical_fields(a: Architecture) -> dict[str, Any]:

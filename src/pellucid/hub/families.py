@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pellucid.architecture import Architecture
 from pellucid.hub.canonical_fields import canonical_fields
-from pellucid.hub.round_trip import able_target
+from pellucid.hub.round_trip import able_family
 from pellucid.hub.tables import FAMILIES, Family, TensorRow
 from pellucid.hub.tables.entries import WITHOUT_EFFECT, Entries, FamilyError, format_value
 from pellucid.hub.tables.rows import ENDINGS
@@ -61,7 +61,7 @@ def architecture_of(config: Mapping[str, Any], family: Family | None = None) -> 
     """
     family = family or family_of(config)
     try:
-        a = family.read(Entries(config))
+        a = family.read(Entries(config, family.source))
     except ArchitectureError as error:
         raise FamilyError(_as_config_entry(str(error), family)) from error
     for name, holds in family.limits.items():
@@ -74,11 +74,17 @@ def architecture_of(config: Mapping[str, Any], family: Family | None = None) -> 
 def unknown_entries(config: Mapping[str, Any], family: Family | None = None) -> list[str]:
     """The non-null entries that the table does not read and that are not known to leave the logits unchanged."""
     family = family or family_of(config)
-    entries = Entries(config)
-    family.read(entries)
-    known = entries.read_paths | family.without_effect.keys()
-    nested = {path.rpartition(".")[0] for path in entries.read_paths if "." in path}
+    paths = read_paths(config, family)
+    known = paths | family.without_effect.keys()
+    nested = {path.rpartition(".")[0] for path in paths if "." in path}
     return [p for p in _paths(config, nested) if not {p, p.rpartition(".")[2]} & {*known, *WITHOUT_EFFECT}]
+
+
+def read_paths(config: Mapping[str, Any], family: Family) -> set[str]:
+    """The paths of all entries that the family's table reads."""
+    entries = Entries(config, family.source)
+    family.read(entries)
+    return entries.read_paths
 
 
 def _paths(values: Mapping[str, Any], nested: set[str], before: str = "") -> Iterator[str]:
@@ -92,12 +98,14 @@ def _paths(values: Mapping[str, Any], nested: set[str], before: str = "") -> Ite
 
 
 def _as_config_entry(said: str, family: Family) -> str:
-    """Rewrite a message that begins with our field so that it begins with the config.json entry, if there is
-    just one.
-    """
+    """Rewrite a message that begins with our field so that it begins with their entry, if there is just one."""
     ours, _, value = said.partition(" = ")
     rows = [row for row in family.fields if ours in row.names]
-    return f"{rows[0].theirs.split('|')[0]} in config.json sets {ours} = {value}" if rows else f"config.json: {said}"
+    return (
+        f"{rows[0].theirs.split('|')[0]} in {family.source} sets {ours} = {value}"
+        if rows
+        else f"{family.source}: {said}"
+    )
 
 
 def config_of(a: Architecture, family: Family | None = None, end_token: int | None = None) -> dict[str, Any]:
@@ -115,7 +123,7 @@ def config_of(a: Architecture, family: Family | None = None, end_token: int | No
 
 def _able_family(a: Architecture, family: Family | None) -> Family:
     """The family itself, or without one the first that can represent the architecture. Raises FamilyError."""
-    return able_target(a, [family] if family else FAMILIES.values(), "a model of another project")
+    return able_family(a, [family] if family else FAMILIES.values(), "a model of another project")
 
 
 # Tensors ------------------------------------------------------------------------------------------
@@ -226,6 +234,8 @@ def join_tensors(parts: list[Tensor], row: TensorRow, a: Architecture) -> Tensor
         return torch.stack([torch.cat(parts[k : k + n]) for k in range(0, len(parts), n)])
     if row.fused == "heads":
         joined = torch.cat([part.unflatten(0, (a.n_kv_heads, -1)) for part in parts], 1).flatten(0, 1)
+    elif row.fused == "pairs" and a.positions.layout == "halves":
+        joined = interleave_halves(parts[0], a.d_head)
     else:
         joined = torch.cat(parts) if len(parts) > 1 else parts[0]
     if row.position_offset:
@@ -261,7 +271,19 @@ def split_tensor(tensor: Tensor, rows: list[int], row: TensorRow, a: Architectur
     if row.fused == "heads":
         parts = tensor.unflatten(0, (a.n_kv_heads, -1)).split([n // a.n_kv_heads for n in rows], 1)
         return [part.flatten(0, 1).contiguous() for part in parts]
+    if row.fused == "pairs" and a.positions.layout == "halves":
+        return [separate_halves(tensor, a.d_head)]
     return [part.contiguous() for part in tensor.split(rows)]
+
+
+def interleave_halves(rows: Tensor, d_head: int) -> Tensor:
+    """Reorder rows so that (d, d + d_head / 2) of each head become neighbours (2d, 2d + 1)."""
+    return rows.unflatten(0, (-1, 2, d_head // 2)).transpose(1, 2).flatten(0, 2)
+
+
+def separate_halves(rows: Tensor, d_head: int) -> Tensor:
+    """The inverse of `interleave_halves`."""
+    return rows.unflatten(0, (-1, d_head // 2, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def present_names(state: Mapping[str, Tensor], family: Family, expected: set[str]) -> dict[str, Tensor]:
@@ -350,8 +372,10 @@ class LazyStateDict(Mapping[str, Tensor]):
         self.shapes = parameter_shapes(self.a)
         pairs = list(tensor_pairs(family, self.shapes, self.a))
         expected = {theirs for _, theirs, _ in pairs}
-        self.left = present_names(state, family, expected)
-        self.tied = take_tied(self.left, family, self.a, expected)
+        self.left, self.tied = state, dict[str, Tensor]()
+        if family.renames_tensors:
+            self.left = left = present_names(state, family, expected)
+            self.tied = take_tied(left, family, self.a, expected)
         self.where = {name: (pair, i) for pair in pairs for i, name in enumerate(pair[0])}
 
     def missing(self) -> str:

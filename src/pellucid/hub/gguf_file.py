@@ -6,32 +6,30 @@ in fewer bits (q8_0, q4_0, ...) are turned into float32 as they are read, one at
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
+from pellucid.hub.canonical_fields import set_at
 from pellucid.hub.config import check_sizes, check_weights
-from pellucid.hub.families import FamilyError
-from pellucid.hub.folder import Folder, first_five
-from pellucid.hub.gguf import (
-    CONTROL,
-    FACTORS,
-    LLAMA3,
-    PATTERNS,
-    UNUSED_TOKEN,
-    USER_DEFINED,
-    FileFacts,
-    OwnEntries,
-    architecture_from,
-    gguf_tensors,
-    separated,
+from pellucid.hub.families import (
+    FamilyError,
+    LazyStateDict,
+    architecture_of,
+    parameter_shapes,
+    read_paths,
+    tensor_pairs,
 )
+from pellucid.hub.folder import Folder, first_five
+from pellucid.hub.gguf import CONTROL, FACTORS, PATTERNS, UNUSED_TOKEN, USER_DEFINED, frequency_factors
+from pellucid.hub.tables import Family
+from pellucid.hub.tables.llama_cpp import GGUF_FAMILIES, LLAMA3_FIELDS
 from pellucid.json_files import check_regular
 from pellucid.model_names import FolderError
 from pellucid.text.chat_template import ChatError, ChatTemplate
@@ -46,6 +44,32 @@ BOS_PRETOKENIZER = "llama-bpe"
 EXACT = ("F32", "F64")
 #: entries of an array beside the tensors; the largest in use, the merges of a vocabulary, have a tenth of it
 LONGEST_ARRAY = 1 << 22
+#: LLAMA3_FIELDS of the Llama 3 models; a file holds only the factors computed of them
+LLAMA3 = ((8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192))
+#: entries that change what some architecture computes, with the values that change nothing in those that are read here
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "rope.scaling.attn_factor": (1,),
+    "use_parallel_residual": (False,),
+    "expert_shared_count": (0,),
+    "expert_shared_feed_forward_length": (0,),
+    "expert_weights_scale": (0, 1),
+    "expert_gating_func": (0, 1),  # the softmax
+    "expert_group_count": (0, 1),
+    "leading_dense_block_count": (0,),
+    "interleave_moe_layer_step": (0, 1),
+    "nextn_predict_layers": (0,),
+}
+#: entries that say again what others say, or nothing of what is computed
+WITHOUT_EFFECT = ("expert_count", "vocab_size", "tensor_data_layout")
+WITHOUT_EFFECT += ("rope.scaling.original_context_length", "rope.scaling.finetuned")
 
 
 class GGUFTensors(Mapping[str, Tensor]):
@@ -74,24 +98,6 @@ class GGUFTensors(Mapping[str, Tensor]):
     def formats(self) -> list[tuple[str, int]]:
         """The number formats of the tensors and how many have each, the most frequent first."""
         return Counter(tensor.tensor_type.name for tensor in self.tensors.values()).most_common()
-
-
-class OurTensors(Mapping[str, Tensor]):
-    """The same under our names; of several that their tensor joins each is read by itself."""
-
-    def __init__(self, theirs: GGUFTensors, a: Architecture):
-        self.theirs, self.architecture = theirs, a
-        self.sources = {name: (source, ours, layout) for source, ours, layout in gguf_tensors(a) for name in ours}
-
-    def __getitem__(self, name: str) -> Tensor:
-        source, ours, layout = self.sources[name]
-        return dict(separated(self.theirs[source], ours, layout, self.architecture))[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.sources)
-
-    def __len__(self) -> int:
-        return len(self.sources)
 
 
 def bounded_reader(path: Path) -> Any:
@@ -126,6 +132,8 @@ class GGUFFile(Folder):
     keys: Mapping[str, Any] = field(default_factory=dict)
     unread: Sequence[str] = ()
     """entries of the architecture that were not read"""
+    formats: Sequence[tuple[str, int]] = ()
+    """the number formats of the tensors, and how many have each"""
 
     def tokenizer(self, replacement: Tokenizer | str | Path | None = None) -> Tokenizer | None:
         tokenizer = self.own_tokenizer()[0] if replacement is None else replacement
@@ -159,14 +167,14 @@ class GGUFFile(Folder):
         return [end] if type(end) is int and 0 <= end < self.architecture.n_vocab else []
 
     def reading_notes(self) -> list[str]:
-        notes, formats = super().reading_notes(), cast(OurTensors, self.shards).theirs.formats()
+        notes = super().reading_notes()
         if self.unread:
             notes.append(
                 f"{self.path} has unknown entries, which are ignored: {first_five(list(self.unread))}; if one of them "
                 "changes what the model computes, the result here differs"
             )
-        if any(name not in EXACT for name, _ in formats):
-            counts = ", ".join(f"{n} tensors as {name}" for name, n in formats)
+        if any(name not in EXACT for name, _ in self.formats):
+            counts = ", ".join(f"{n} tensors as {name}" for name, n in self.formats)
             notes.append(
                 f"{self.path} holds {counts}: they are converted to float32, and keep the rounding with which they "
                 "were stored"
@@ -194,37 +202,102 @@ def open_gguf(path: Path) -> GGUFFile:
                 f"part {number} of {parts} of a model: join them into one file (llama-gguf-split of llama.cpp does)"
             )
         tensors = GGUFTensors(reader)
-        own = OwnEntries(keys)
-        architecture = architecture_from(own, file_facts(tensors))
-        own.check(architecture)
+        kind: Any = keys["general.architecture"]
+        own = {name.removeprefix(f"{kind}."): x for name, x in keys.items() if name.startswith(f"{kind}.")}
+        family, entries = family_of_file(kind, own), nested_entries(own)
+        entries["tensors"] = facts_of_tensors(tensors)
+        if FACTORS in tensors:
+            a = architecture_of(entries, family)
+            entries["tensors"]["llama3"] = llama3_scaling(a, tensors[FACTORS])
+        a = architecture_of(entries, family)
+        unread = unread_entries(own, read_paths(entries, family), kind, a)
     except FamilyError as error:
         raise FamilyError(f"{path}: {error}") from None
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError) as error:
         raise FolderError(f"{path} is no GGUF file, or is damaged: {str(error)[:200] or repr(error)}") from None
-    check_sizes(path, architecture)
-    check_weights(path, architecture, tensors.n_numbers)
-    ours = OurTensors(tensors, architecture)
-    expected = {source for source, _, _ in ours.sources.values()}
+    check_sizes(path, a)
+    check_weights(path, a, tensors.n_numbers)
+    expected = {theirs for _, theirs, _ in tensor_pairs(family, parameter_shapes(a), a)}
     if missing := sorted(expected - tensors.keys()):
         raise FolderError(f"{path}: the tensor {missing[0]} is missing: the architecture needs it")
     if extra := sorted(tensors.keys() - expected - {FACTORS}):
         raise FamilyError(
-            f"{path}: unexpected tensor {extra[0]}: the reader of {keys['general.architecture']} has no place for it, "
-            "so the file computes something else; give the model's Hugging Face folder"
+            f"{path}: unexpected tensor {extra[0]}: the reader of {kind} has no place for it, so the file computes "
+            "something else; give the model's Hugging Face folder"
         )
-    return GGUFFile(path, architecture, None, {}, ours, keys=keys, unread=own.unread)
+    ours = LazyStateDict(tensors, entries, family)
+    return GGUFFile(path, a, None, {}, ours, keys=keys, unread=unread, formats=tensors.formats())
 
 
-def file_facts(tensors: GGUFTensors) -> FileFacts:
+def family_of_file(kind: str, own: Mapping[str, Any]) -> Family:
+    """The table of the architecture of this name. Raises FamilyError for others, and for mixtures of experts."""
+    n_experts = own.get("expert_count")
+    if kind not in GGUF_FAMILIES or n_experts:
+        kind = f"{kind} with {n_experts} experts" if n_experts else kind
+        raise FamilyError(
+            f"general.architecture = {kind}: expected one of {', '.join(GGUF_FAMILIES)}, without experts; for another "
+            "architecture give the model's Hugging Face folder"
+        )
+    return GGUF_FAMILIES[kind]
+
+
+def nested_entries(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries as nested objects. Raises TypeError or AttributeError where one is both a value and an object."""
+    entries: dict[str, Any] = {}
+    for path, value in sorted(flat.items()):  # a value comes before the entries of an object of its name
+        set_at(entries, path, value)
+    return entries
+
+
+def facts_of_tensors(tensors: GGUFTensors) -> dict[str, Any]:
     """What the names and sizes of the tensors say. Raises LookupError where there is no embedding."""
-    return FileFacts(
-        int(tensors.tensors["token_embd.weight"].shape[-1]),
-        "output.weight" not in tensors,
-        "blk.0.attn_q.bias" in tensors,
-        "blk.0.ffn_up.bias" in tensors,
-        tensors.get(FACTORS),
-        LLAMA3,
+    return {
+        "n_vocab": int(tensors.tensors["token_embd.weight"].shape[-1]),
+        "tied": "output.weight" not in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+    }
+
+
+def llama3_scaling(a: Architecture, factors: Tensor) -> tuple[float, float, float, int]:
+    """The scaling of the Llama 3 models whose rotary frequencies are divided by these factors."""
+    if a.scales_rotation:
+        raise FamilyError(
+            f"{FACTORS} and a rope factor of {a.positions.factor:g} both scale rotary positions: expected one of them; "
+            "give the model's Hugging Face folder"
+        )
+    for scaling in LLAMA3:
+        scaled = a.with_fields({"positions.scaling": "llama3", **dict(zip(LLAMA3_FIELDS, scaling, strict=True))})
+        expected = frequency_factors(scaled)
+        if expected.shape == factors.shape and torch.allclose(expected, factors, rtol=1e-5):
+            return scaling
+    raise FamilyError(
+        f"{FACTORS} holds other factors than the Llama 3 models have, {factors.min():g} to {factors.max():g}: give the "
+        "model's Hugging Face folder"
     )
+
+
+def unread_entries(own: Mapping[str, Any], read: Collection[str], kind: str, a: Architecture) -> list[str]:
+    """The full names of the entries of which nothing is known.
+
+    Raises FamilyError for an entry that the table does not read and that says that the model computes something else.
+    """
+    usual = {
+        **NEUTRAL,
+        "attention.scale": (0, float(np.float32(a.d_head**-0.5))),
+        "attention.sliding_window": (0,),
+        **dict.fromkeys(("attention.value_length", "rope.dimension_count"), (a.d_head,)),
+    }
+    for name in sorted(own.keys() & usual.keys() - set(read)):
+        value = own[name]
+        is_wide = name == "attention.sliding_window" and isinstance(value, int) and value >= a.n_ctx
+        is_number = isinstance(value, int | float)
+        if not is_wide and not (is_number and any(np.isclose(value, same, rtol=1e-6) for same in usual[name])):
+            raise FamilyError(
+                f"{kind}.{name} = {str(value)[:40]}: expected {' or '.join(map(str, usual[name]))}, as this reader "
+                "computes nothing else; give the model's Hugging Face folder"
+            )
+    return [f"{kind}.{name}" for name in sorted(own.keys() - set(read) - usual.keys() - set(WITHOUT_EFFECT))]
 
 
 # Tokenizer ----------------------------------------------------------------------------------------

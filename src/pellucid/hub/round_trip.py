@@ -1,12 +1,13 @@
-"""What a description of another project would lose of an architecture: what does not come back from it."""
+"""What a family of another project would lose of an architecture: what does not come back from its entries."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from pellucid.architecture import Architecture
 from pellucid.hub.canonical_fields import canonical_fields
 from pellucid.hub.tables.entries import FamilyError
+from pellucid.hub.tables.rows import Family
 from pellucid.option_values import ArchitectureError
 
 #: fields that say what kind of model it is, the most telling first
@@ -20,38 +21,13 @@ KIND_FIELDS = (
     "norm.kind",
     "mlp.form",
 )
-#: how many targets a refusal names
-N_NAMED_TARGETS = 3
-
-
-class Target(Protocol):
-    """A family, or another format, in which an architecture can be described."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def has_encoder(self) -> bool: ...
-
-    def round_trip(self, a: Architecture) -> Architecture:
-        """The architecture that is read from what is written of this one. Raises FamilyError and ArchitectureError."""
-        ...
-
-    def unmet_limits(self, a: Architecture) -> list[str]:
-        """The fields whose values the target cannot hold although its description has them."""
-        ...
-
-    def unreadable_field(self, a: Architecture, error: FamilyError) -> str:
-        """The field whose entry cannot be read back."""
-        ...
-
-
-SomeTarget = TypeVar("SomeTarget", bound=Target)
+#: how many families a refusal names
+N_NAMED_FAMILIES = 3
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A field that a target cannot hold. `ends_comparison`: nothing else of the architecture could be compared."""
+    """A field that a family cannot hold. `ends_comparison`: nothing else of the architecture could be compared."""
 
     field: str
     value: Any
@@ -61,19 +37,19 @@ class Lost:
         return f"{self.field} = {self.value}"
 
 
-def lost(a: Architecture, target: Target) -> list[Lost]:
-    """What does not come back from the target's own description, the most telling first; [] if nothing is lost."""
+def lost(a: Architecture, family: Family) -> list[Lost]:
+    """What does not come back from the family's own entries, the most telling first; [] if nothing is lost."""
     before = canonical_fields(a)
-    if target.has_encoder != (a.encoder is not None):
+    if family.has_encoder != (a.encoder is not None):
         return [Lost("encoder", before["encoder"], True)]
-    unmet = target.unmet_limits(a)
+    unmet = family.unmet_limits(a)
     try:
-        after = canonical_fields(target.round_trip(a))
+        after = canonical_fields(family.round_trip(a))
     except ArchitectureError:
         # the description does not state this size: it is d_model / n_heads
         return [Lost(name, before[name], True) for name in unmet or ["attention.d_head"]]
     except FamilyError as error:
-        return [Lost(name, before[name], True) for name in unmet or [target.unreadable_field(a, error)]]
+        return [Lost(name, before[name], True) for name in unmet or [family.unreadable_field(a, error)]]
     names = [name for name, value in before.items() if name in unmet or after.get(name) != value]
     # None: without effect in one of the two, because of another field that differs
     compared = [name for name in names if before[name] is not None and (name in unmet or after.get(name) is not None)]
@@ -87,23 +63,23 @@ def lost(a: Architecture, target: Target) -> list[Lost]:
     return sorted((Lost(name, before[name]) for name in compared or names), key=rank)
 
 
-def first_lossless_target(a: Architecture, targets: Iterable[SomeTarget]) -> SomeTarget | None:
-    """The first target that holds all of the architecture."""
-    return next((target for target in targets if not lost(a, target)), None)
+def first_lossless_family(a: Architecture, families: Iterable[Family]) -> Family | None:
+    """The first family that holds all of the architecture."""
+    return next((family for family in families if not lost(a, family)), None)
 
 
-def able_target(a: Architecture, targets: Iterable[SomeTarget], what: str, advice: str = "") -> SomeTarget:
+def able_family(a: Architecture, families: Iterable[Family], what: str, advice: str = "") -> Family:
     """The same; where there is none, raises FamilyError, which names what the nearest targets cannot hold: of the first
     everything, of the others one field.
 
     what  the description that is asked for, such as "GGUF"
     """
     ways: dict[str, list[Lost]] = {}
-    for target in targets:
-        if not (fields := lost(a, target)):
-            return target
-        ways[target.name] = fields
-    nearest = sorted(ways.items(), key=lambda way: (way[1][0].ends_comparison, len(way[1])))[:N_NAMED_TARGETS]
+    for family in families:
+        if not (fields := lost(a, family)):
+            return family
+        ways[family.name] = fields
+    nearest = sorted(ways.items(), key=lambda way: (way[1][0].ends_comparison, len(way[1])))[:N_NAMED_FAMILIES]
     (name, fields), *others = nearest
     parts = [f"{name} cannot represent {' and '.join(map(str, fields))}"]
     parts += [f"{name} cannot represent {fields[0]}" for name, fields in others]

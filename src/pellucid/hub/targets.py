@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pellucid.architecture import Architecture
 from pellucid.hub.families import FamilyError
-from pellucid.hub.gguf import check_gguf_tokenizer, gguf_architecture
+from pellucid.hub.gguf import check_gguf_tokenizer, gguf_family
 from pellucid.hub.write import exported_as
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.text.tokenizers.tokenizer import load_tokenizer
@@ -21,7 +21,7 @@ def opens_in(a: Architecture, tokenizer: Tokenizer | None = None) -> str:
         names = ["transformers (its own code)"]
         hint = f"; --preset {preset_for(a)} trains a model that opens there without code" if preset_for(a) else ""
     try:
-        gguf_architecture(a)
+        gguf_family(a)
     except FamilyError:
         return f"opens in: {', '.join([*names, 'pellucid'])}{hint}"
     try:

@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,12 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
+from pellucid.hub.canonical_fields import without_dropout
 from pellucid.hub.families import FAMILIES, FamilyError, config_of
 from pellucid.hub.files import GENERATION, NOTES, read_object
 from pellucid.hub.folder import Folder
 from pellucid.hub.own_code import code_config
-from pellucid.hub.round_trip import able_target, first_lossless_target
+from pellucid.hub.round_trip import able_family, first_lossless_family
 from pellucid.hub.shards import FORMATS
 from pellucid.hub.tables import Family
 from pellucid.json_files import MOST_BYTES, read_regular
@@ -39,12 +39,6 @@ SHORT_CONTEXT = 1024
 TOKEN_IDS = tuple(f"{role}_token_id" for role in ("bos", "eos", "pad", "decoder_start", "forced_bos", "forced_eos"))
 
 
-def without_dropout(a: Architecture) -> Architecture:
-    """The architecture with every dropout rate at 0, which computes the same function outside training."""
-    encoder = a.encoder and without_dropout(a.encoder)
-    return replace(replace(a, encoder=None).with_fields({"dropout": 0.0}), encoder=encoder)
-
-
 def exported_as(a: Architecture, name: str | None = None) -> tuple[Family, Architecture]:
     """The family of this name, or the first that can represent the architecture, and the architecture that is written.
 
@@ -54,10 +48,10 @@ def exported_as(a: Architecture, name: str | None = None) -> tuple[Family, Archi
         raise FamilyError(f"there is no family {name!r}: choose one of {', '.join(FAMILIES)}")
     families = list(FAMILIES.values()) if name is None else [FAMILIES[name]]
     bare = without_dropout(a)
-    if a != bare and (family := first_lossless_target(a, families)):
+    if a != bare and (family := first_lossless_family(a, families)):
         return family, a
     advice = ". Without --family, pellucid convert writes it with code that transformers opens"
-    return able_target(bare, families, "a model of another project", advice), bare
+    return able_family(bare, families, "a model of another project", advice), bare
 
 
 #: called with the number of tensors written, and of all tensors

@@ -15,7 +15,7 @@ class FamilyError(ValueError):
         self.entry = entry
 
 
-#: the default for entries that must not be null
+#: the default for entries that must not be missing, or null
 REFUSED = object()
 _ABSENT = object()
 #: upper limit for integers; a config.json with larger ones is damaged or malicious
@@ -34,14 +34,15 @@ LARGEST_INTEGER = 1 << 40
 
 
 class Entries:
-    """A config.json and the set `read_paths` of all entries that were read so far.
+    """A config.json, or what else `source` names, and the set `read_paths` of all entries that were read so far.
 
-    Each method takes the value for a missing entry, and with `null` that for a null entry; otherwise null is refused.
+    Each method takes the value for a missing entry, and with `null` that for a null entry; what is REFUSED may not be
+    missing, or null.
     Raises FamilyError with the entry, its value and what was expected.
     """
 
-    def __init__(self, values: Mapping[str, Any]):
-        self.values = values
+    def __init__(self, values: Mapping[str, Any], source: str = "config.json"):
+        self.values, self.source = values, source
         self.read_paths: set[str] = set()
 
     def integer(
@@ -87,11 +88,7 @@ class Entries:
         def sound(value: Any) -> bool:
             return isinstance(value, list) and all(type(one) in (int, float) for one in value)
 
-        expected = "expected a list of numbers"
-        value = self._ask(path, None, REFUSED, sound, expected)
-        if value is None:
-            raise FamilyError(f"{path} is missing in config.json: {expected}")
-        return tuple(map(float, value))
+        return tuple(map(float, self._ask(path, REFUSED, REFUSED, sound, "expected a list of numbers")))
 
     def raw(self, path: str, default: Any = None) -> Any:
         """The value itself, for a caller that checks its type."""
@@ -107,21 +104,23 @@ class Entries:
         self.read_paths.update(spellings)
         values = {one: value for one in spellings if (value := self._look_up(one)) is not _ABSENT}
         if not values:
+            if default is REFUSED:
+                raise FamilyError(f"{path} is missing in {self.source}: {expected}", path)
             return default
         held = {one: value for one, value in values.items() if value is not None}
         if not held:
             if null is REFUSED:
-                raise FamilyError(f"{next(iter(values))} = null in config.json: {expected}", path)
+                raise FamilyError(f"{next(iter(values))} = null in {self.source}: {expected}", path)
             return null
         for one, value in held.items():
             if not sound(value):
-                raise FamilyError(f"{one} = {format_value(value)} in config.json: {expected}", path)
+                raise FamilyError(f"{one} = {format_value(value)} in {self.source}: {expected}", path)
         (first, value), *others = held.items()
         for other, second in others:
             if second != value:
                 raise FamilyError(
                     f"{first} = {format_value(value)} and {other} = {format_value(second)} "
-                    "in config.json are one entry: keep one"
+                    f"in {self.source} are one entry: keep one"
                 )
         return value
 

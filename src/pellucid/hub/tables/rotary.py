@@ -151,8 +151,6 @@ def at_fixed_length(kind: str, entries: Entries, values: Mapping[str, Any]) -> d
     with each further token of a text of more than n_trained, and in the context of the training nothing is scaled.
     """
     n_ctx = entries.integer("max_position_embeddings", REFUSED, most=BOUNDS["n_ctx"])
-    if n_ctx is REFUSED:
-        raise FamilyError(f"config.json lacks max_position_embeddings, which rope_type = {kind!r} needs")
     if kind == "dynamic":
         return {"positions.n_trained": n_ctx}
     return {"positions.factor": n_ctx / values["positions.n_trained"], **values}

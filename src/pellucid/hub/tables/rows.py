@@ -25,7 +25,9 @@ class TensorRow:
     fused       how their rows order the rows of several modules of ours: module after module, or by key heads (the
                 queries that read k_1, k_1, v_1, the queries that read k_2, k_2, v_2, ...); experts: theirs has one
                 more axis, for the experts, with module after module in each; rows: theirs is a matrix with a row for
-                each head, or with {h} in its name a tensor for each head, and ours has them one after another
+                each head, or with {h} in its name a tensor for each head, and ours has them one after another; pairs:
+                theirs rotates neighbouring coordinates (2d, 2d + 1) of each head, so that rows of a model that rotates
+                halves (d, d + d_head / 2) are reordered
     position_offset  unused rows before our first one: dropped when reading, 0 when writing
     where       field -> the values of it for which the module exists
     endings     how the names of the parameters end: ours -> theirs
@@ -35,7 +37,7 @@ class TensorRow:
     theirs: str
     ours: str | tuple[str, ...]
     transposed: bool = False
-    fused: Literal["modules", "heads", "experts", "rows"] = "modules"
+    fused: Literal["modules", "heads", "experts", "rows", "pairs"] = "modules"
     position_offset: int = 0
     where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tensor: bool = False
@@ -122,6 +124,7 @@ class Family:
     body       their class without a head, whose files may lack the readout's tensors
     headless   their classes with a head that gives no logits of tokens: read as `body` is, without that head
     encoder    the family of their encoder-only class, if there is one
+    source     what holds the entries, as messages call it
     """
 
     name: str
@@ -143,6 +146,7 @@ class Family:
     body: str = ""
     headless: tuple[str, ...] = ()
     encoder: "Family | None" = None
+    source: str = "config.json"
 
     def __post_init__(self):
         if not self.body:
@@ -155,7 +159,7 @@ class Family:
             value = entries.raw(path) if entries.has(path) else constant
             if value != constant and (constant or value is not None):
                 raise FamilyError(
-                    f"{path} = {format_value(value)} in config.json: only {format_value(constant)} can be represented"
+                    f"{path} = {format_value(value)} in {self.source}: only {format_value(constant)} can be represented"
                 )
         values: dict[str, Any] = {}
         for name, word in self.fixed.items():
@@ -174,9 +178,12 @@ class Family:
         return replace(a, unembed="tied", **nothing) if bare else a
 
     def write(self, a: Architecture) -> dict[str, Any]:
+        """The config.json of the architecture."""
+        return {"model_type": self.name, "architectures": [self.model_class]} | self.entries(a)
+
+    def entries(self, a: Architecture) -> dict[str, Any]:
         """The entries of the architecture; of a value that the family has no entry for, the default."""
-        values = canonical_fields(a)
-        config: dict[str, Any] = {"model_type": self.name, "architectures": [self.model_class]}
+        values, config = canonical_fields(a), dict[str, Any]()
         for path, constant in self.constants.items():
             if constant is not None:
                 set_at(config, path, constant)
@@ -188,11 +195,16 @@ class Family:
         return config
 
     @property
+    def renames_tensors(self) -> bool:
+        """Whether a file may have other names of tensors than those of `rows`, or more."""
+        return bool(self.prefix or self.renames or self.ignored or self.stacked or self.tied or self.optional_tied)
+
+    @property
     def has_encoder(self) -> bool:
         return any(name.startswith("encoder.") for name in self.fixed)
 
     def round_trip(self, a: Architecture) -> Architecture:
-        return self.read(Entries(self.write(a)))
+        return self.read(Entries(self.entries(a), self.source))
 
     def unmet_limits(self, a: Architecture) -> list[str]:
         return [name for name, holds in (*self.limits.items(), *self.export_limits.items()) if not holds(a)]
