@@ -208,7 +208,7 @@ def open_gguf(path: Path) -> GGUFFile:
         entries["tensors"] = facts_of_tensors(tensors)
         if FACTORS in tensors:
             a = architecture_of(entries, family)
-            entries["tensors"]["llama3"] = llama3_scaling(a, tensors[FACTORS])
+            entries["tensors"]["llama3"] = scaling_of_factors(a, tensors[FACTORS])
         a = architecture_of(entries, family)
         unread = unread_entries(own, read_paths(entries, family), kind, a)
     except FamilyError as error:
@@ -259,7 +259,7 @@ def facts_of_tensors(tensors: GGUFTensors) -> dict[str, Any]:
     }
 
 
-def llama3_scaling(a: Architecture, factors: Tensor) -> tuple[float, float, float, int]:
+def scaling_of_factors(a: Architecture, factors: Tensor) -> tuple[float, float, float, int]:
     """The scaling of the Llama 3 models whose rotary frequencies are divided by these factors."""
     if a.scales_rotation:
         raise FamilyError(
