@@ -72,7 +72,7 @@ def rotary_entries(a: Architecture) -> dict[str, Any]:
     return entries
 
 
-def written_alone(*names: str) -> Derived:
+def head_width_entries(*names: str) -> Derived:
     """Entries that say the width of a head once more; a reader compares them with it."""
     return Derived(lambda entries: {}, lambda a: dict.fromkeys(names, a.d_head))
 
@@ -89,7 +89,7 @@ QWEN3 = Family(
     prefix="",
     source="the GGUF file",
     fields=(*SIZES, *HEADS),
-    derived=(ROTARY, written_alone("attention.value_length")),
+    derived=(ROTARY, head_width_entries("attention.value_length")),
     fixed={**LLAMA_OPTIONS, "mlp.activation": "silu", "attention.qk_norm": "rms"},
     rows=(
         TensorRow("token_embd", "embed.token"),
@@ -125,7 +125,7 @@ LLAMA = Family(
     ),
     derived=(
         ROTARY,
-        written_alone("attention.value_length", "rope.dimension_count"),
+        head_width_entries("attention.value_length", "rope.dimension_count"),
         Derived(lambda entries: {}, lambda a: {"vocab_size": a.n_vocab}),
     ),
     fixed={name: word for name, word in LLAMA_OPTIONS.items() if name not in FREE_IN_LLAMA}
