@@ -25,7 +25,7 @@ from pellucid.plan.format import duration, scaled, size
 from pellucid.plan.planning import cache_bytes, changes_that_help
 from pellucid.plan.speed import extrapolated, training_speed
 from pellucid.presets import preset
-from pellucid.runs.device import resolve_device
+from pellucid.runs.device import free_bytes, resolve_device
 from pellucid.runs.options import RecipeError, with_record, with_train
 from pellucid.runs.processes import Processes
 from pellucid.training import memory
@@ -176,6 +176,27 @@ def test_a_run_is_refused_that_does_not_fit_even_if_it_needs_less_than_the_formu
     monkeypatch.setattr(memory, "free_bytes", lambda device: need - 1)
     with pytest.raises(RecipeError, match="would need at least"):
         memory.check_memory(made, cpu)
+
+
+def test_a_run_that_fits_a_gpu_in_bfloat16_is_not_refused_where_its_precision_is_left_open(monkeypatch):
+    made, cuda = recipe(n_layers=4, batch=16, precision=None), torch.device("cuda")
+    rounded = (1 - ERROR) * training_memory(with_train(made, precision="bfloat16")).peak
+    assert rounded < (1 - ERROR) * training_memory(made).peak
+    monkeypatch.setattr(memory, "free_bytes", lambda device: rounded + 1)
+    monkeypatch.setattr(memory, "may_use_bfloat16", lambda device: True)
+    memory.check_memory(made, cuda)
+    for word in (None, "float32"):
+        monkeypatch.setattr(memory, "may_use_bfloat16", lambda device: False)
+        with pytest.raises(RecipeError, match="would need at least"):
+            memory.check_memory(with_train(made, precision=word), cuda)
+
+
+def test_what_this_process_holds_of_a_gpu_is_not_free(monkeypatch):
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30)
+    assert free_bytes(cuda) == 120
 
 
 def test_parts_in_processes_of_one_machine_are_added_up(monkeypatch):

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -67,10 +68,13 @@ GROUPED = A.with_fields({"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "attentio
 
 
 def test_on_cuda_shared_keys_are_repeated_where_no_fused_kernel_reads_them(monkeypatch):
-    """PyTorch would write A down for a mask, and for float32."""
+    """PyTorch would write A down for a mask, for float32, and on GPUs before Ampere."""
     kinds = [(dtype, is_masked) for dtype in (torch.bfloat16, torch.float32) for is_masked in (False, True)]
-    assert [kernels.fuses_groups("cuda", *kind) for kind in kinds] == [True, False, False, False]
-    assert all(kernels.fuses_groups("cpu", *kind) for kind in kinds)
+    cuda = torch.device("cuda")
+    for major, fuses in ((9, True), (8, True), (7, False)):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, major=major: SimpleNamespace(major=major))
+        assert [kernels.fuses_groups(cuda, *kind) for kind in kinds] == [fuses, False, False, False]
+    assert all(kernels.fuses_groups(torch.device("cpu"), *kind) for kind in kinds)
     network, tokens = make_network(GROUPED), draw_tokens(GROUPED, 2, 8)
     visible = torch.rand((8, 8), generator=torch.Generator().manual_seed(0)) < 0.5
     asked, real = [], kernels.F.scaled_dot_product_attention

@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -353,6 +355,29 @@ def test_deterministic_kernels_are_given_back_where_two_runs_overlap(chosen):
         assert (asked(), warn_only()) == (chosen, chosen)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_tf32_is_for_the_steps_of_a_run_on_an_nvidia_gpu_alone(text, tmp_path, monkeypatch):
+    with pytest.raises(RecipeError, match=r"precision = tf32: .* this device is cpu: give float32 or auto"):
+        start(text, tmp_path / "run", precision="tf32", device="cpu")
+    cuda, asked = torch.device("cuda:1"), torch.get_float32_matmul_precision
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "an older GPU")
+    monkeypatch.setattr(device.torch, "empty", lambda *_, **options: None)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # as PyTorch begins
+    assert device.resolve_device("cuda:1") == cuda
+    assert current == [cuda]
+    for precision in ("float32", "tf32"):
+        with device.products_in(precision):
+            device.resolve_device("cuda:1")
+            is_tf32 = precision == "tf32"
+            assert (asked(), torch.backends.cudnn.allow_tf32) == ("high" if is_tf32 else "highest", is_tf32)
+    assert (asked(), torch.backends.cudnn.allow_tf32) == ("highest", False)
+    for major, is_refused in ((7, True), (8, False)):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, major=major: SimpleNamespace(major=major))
+        with pytest.raises(RecipeError, match="this device is an older GPU") if is_refused else nullcontext():
+            device.check_precision("tf32", cuda)
 
 
 def test_what_cublas_needs_to_be_deterministic_is_set_before_anything_is_computed(text, tmp_path, monkeypatch):

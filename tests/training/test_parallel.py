@@ -232,10 +232,16 @@ def test_every_process_takes_a_gpu_of_its_own_or_is_told_why_not(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setattr(parallel, "resolve_device", torch.device)
+    own = []
     for number in ("0", "1", "2"):  # the last one is of a run on the CPU
         monkeypatch.setenv("LOCAL_RANK", number)
-        parallel.take_own_gpu()
+        own.append(parallel.take_own_gpu())
+    assert own == [torch.device("cuda", 0), torch.device("cuda", 1), None]
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")  # NCCL would wait for the third one
+    assert parallel.take_own_gpu() is None
     assert taken == [0, 1]
+    assert parallel.HANGING < parallel.NCCL_HANGING
     parallel.check_gpus("cuda", 2)
     parallel.check_gpus("cpu", 3)
     said = "3 processes need 3 GPUs, and this machine has 2: give --processes 2 or --device cpu"

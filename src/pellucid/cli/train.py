@@ -101,8 +101,8 @@ class TrainingOptions:
     """Draw the first weights, the order of the text and the dropout from this seed."""
     device: Annotated[str | None, option("DEVICE", default="auto"), DEVICE] = None
     """Compute on auto, cpu, cuda or mps; auto takes a GPU where there is one."""
-    precision: Annotated[Literal["auto", "float32", "bfloat16"] | None, option("FORMAT", default="auto")] = None
-    """Multiply matrices in auto, float32 or bfloat16; auto takes the faster one."""
+    precision: Annotated[Literal["auto", "float32", "tf32", "bfloat16"] | None, option("FORMAT", default="auto")] = None
+    """Multiply matrices in auto, float32, tf32 (NVIDIA GPUs) or bfloat16; auto takes float32 or bfloat16, by speed."""
     deterministic: Annotated[bool, option()] = False
     """Use only algorithms that give the same result in every run."""
     processes: Annotated[int | None, option("N", default="1, or as many as torchrun started"), at_least(1)] = None

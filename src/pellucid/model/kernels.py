@@ -31,7 +31,7 @@ class FusedAttention(nn.Module):
         if self.training and self.explicit.dropout.draws_by_sample:
             return self.explicit(q, k, v, mask)
         p = self.dropout_rate if self.training else 0.0
-        grouped = self.group > 1 and fuses_groups(q.device.type, q.dtype, mask.values is not None)
+        grouped = self.group > 1 and fuses_groups(q.device, q.dtype, mask.values is not None)
         if not grouped:
             k, v = repeat_kv(k, self.group), repeat_kv(v, self.group)
         return F.scaled_dot_product_attention(
@@ -85,13 +85,20 @@ def why_not_fused(a: Architecture) -> str:
     return f"attention.score_cap = {a.attention.score_cap:g}" if a.attention.score_cap else ""
 
 
-def fuses_groups(device: str, dtype: torch.dtype, is_masked: bool) -> bool:
-    """Whether a fused kernel of this kind of device reads keys and values that several query heads share.
+def fuses_groups(device: torch.device, dtype: torch.dtype, is_masked: bool) -> bool:
+    """Whether a fused kernel of this device reads keys and values that several query heads share.
 
     On CUDA one does, from Ampere on, without a mask of values and in numbers of two bytes; PyTorch would store all of A
     for the others.
     """
-    return device != "cuda" or (not is_masked and dtype in (torch.bfloat16, torch.float16))
+    if device.type != "cuda":
+        return True
+    return not is_masked and dtype in (torch.bfloat16, torch.float16) and is_ampere(device)
+
+
+def is_ampere(device: torch.device) -> bool:
+    """Whether an NVIDIA GPU is of compute capability 8.0 or later."""
+    return torch.cuda.get_device_properties(device).major >= 8  # which torch.compile takes as a constant
 
 
 def repeat_kv(x: Keys, times: int) -> SharedKeys:

@@ -12,6 +12,7 @@ import torch
 
 from pellucid.parameter_counts import count_parameters
 from pellucid.plan.flops import flops
+from pellucid.runs.device import products_in
 from pellucid.runs.measure import measure_step
 from pellucid.runs.options import with_train
 from pellucid.text.read.chunks import counted
@@ -65,13 +66,14 @@ def product_speed(device: torch.device, precision: str) -> float:
             torch.mm(a, a)
         torch.mm(a, a)[0, 0].item()  # reading a number waits for the device
 
-    if device.type != "cpu":
-        multiply(1)  # loads what later products use
     times: list[float] = []
-    while len(times) < 6 and sum(times) < 1.0:
-        start = time.perf_counter()
-        multiply(at_once)
-        times.append(time.perf_counter() - start)
+    with products_in(precision):
+        if device.type != "cpu":
+            multiply(1)  # loads what later products use
+        while len(times) < 6 and sum(times) < 1.0:
+            start = time.perf_counter()
+            multiply(at_once)
+            times.append(time.perf_counter() - start)
     return at_once * 2 * n**3 / min(times)
 
 

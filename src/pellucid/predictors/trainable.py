@@ -20,7 +20,7 @@ from pellucid.predictors.ngram import NGram, NGramOptions
 from pellucid.predictors.ngram_baselines import baseline
 from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.recipe import PredictorRecipe, described_by_text
-from pellucid.runs.device import free_bytes, memory_bytes, resolve_device
+from pellucid.runs.device import check_precision, free_bytes, memory_bytes, resolve_device
 from pellucid.runs.interrupt import Interruption, Phase
 from pellucid.runs.length import plan_in_time, resolve_intervals, resolve_steps, with_steps
 from pellucid.runs.measure import measure_step
@@ -45,7 +45,8 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
         self.trust: Trust = trust
 
     def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
-        resolve_device(self.recipe.train.device)  # raise before the text is read
+        # raise before the text is read
+        check_precision(self.recipe.train.precision, resolve_device(self.recipe.train.device))
         tokenizer = load_tokenizer(run_dir, trust=self.trust) if run_dir else None
         self.recipe, self.corpus, self.tokens, self.tokenizer = read_text(
             self.recipe, reporter, tokenizer, interruption, trust=self.trust

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pellucid.model.kernels import is_ampere
 from pellucid.model.modes import Restore, SharedContext
 from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import MACHINE, cache_folder, read_json
@@ -28,7 +29,20 @@ CLEAR_GAIN = 2.0
 
 
 def resolve_device(word: str | None) -> torch.device:
-    """The device of that name; auto, or None, is the first of CUDA, Apple's MPS and the CPU that is there."""
+    """The device of that name; auto, or None, is the first of CUDA, Apple's MPS and the CPU that is there.
+
+    A GPU with a number becomes the current one, of which PyTorch tells what kernels it has and where memory is pinned;
+    cuda without a number is the current one. cuDNN is set to compute float32 as exactly as matrix products are.
+    """
+    device = _named_device(word)
+    if device.type == "cuda":
+        if device.index is not None:
+            torch.cuda.set_device(device)
+        torch.backends.cudnn.allow_tf32 = TF32.n_inside > 0
+    return device
+
+
+def _named_device(word: str | None) -> torch.device:
     if word in (None, "auto"):
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -116,12 +130,13 @@ def memory_bytes(device: torch.device) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """How much memory of the device this process can have: on CUDA without what others hold, elsewhere as
-    `memory_bytes`.
+    """How much memory of the device this process can still have: on CUDA what is free, and what the allocator has
+    reserved and no tensor uses; elsewhere as `memory_bytes`.
     """
     if device.type != "cuda":
         return memory_bytes(device)
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def check_fits(n_parameters: int, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -242,3 +257,43 @@ def only_deterministic() -> Restore:
 
 
 DETERMINISTIC = SharedContext(only_deterministic)
+
+
+def check_precision(precision: str | None, device: torch.device) -> None:
+    """Raise RecipeError for precision = tf32 where no GPU has it."""
+    if precision != "tf32" or (device.type == "cuda" and is_ampere(device)):
+        return
+    here = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    raise RecipeError(
+        f"train.precision = tf32: the matrix products of NVIDIA GPUs of compute capability 8.0 (Ampere) and later, and "
+        f"this device is {here}: give float32 or auto"
+    )
+
+
+@contextmanager
+def products_in(precision: str | None) -> Iterator[None]:
+    """Products of float32 matrices, and cuDNN's networks, rounded to TF32 where the precision is tf32; exact in others.
+
+    TF32 keeps 10 of the 23 bits of each factor's fraction; sums are in float32. The caller's choice is put back.
+    """
+    if precision != "tf32":
+        yield
+        return
+    with TF32:
+        yield
+
+
+def allow_tf32() -> Restore:
+    """Choose TF32 for the whole process; returns what restores its own choice."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+
+    def restore() -> None:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+    return restore
+
+
+TF32 = SharedContext(allow_tf32)

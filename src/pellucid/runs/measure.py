@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pellucid.runs.device import products_in
 from pellucid.runs.optimizer import make_optimizer
 from pellucid.runs.processes import SINGLE_PROCESS
 from pellucid.runs.step import take_passes, update
@@ -106,15 +107,16 @@ def measure_step(trainable: Trainable[Any], poll: Callable[[], object] = lambda:
 
     network.train()
     rows = t.batch // trainable.processes.n_shares
-    return seconds_per_step(
-        take_pass,
-        take_update,
-        rows=rows,
-        passes=t.accumulate,
-        poll=poll,
-        budget=budget,
-        warms_up=trainable.device.type != "cpu",
-    )
+    with products_in(t.precision):
+        return seconds_per_step(
+            take_pass,
+            take_update,
+            rows=rows,
+            passes=t.accumulate,
+            poll=poll,
+            budget=budget,
+            warms_up=trainable.device.type != "cpu",
+        )
 
 
 def uncompiled_single_process(trainable: Trainable[Any]) -> Trainable[Any]:

@@ -89,8 +89,10 @@ class TrainOptions(Options):
     """where the first weights, the order of the batches and the dropout are drawn from"""
     device: Open[str] = None
     """auto, cpu, cuda or mps; auto takes a GPU where there is one"""
-    precision: Open[Literal["float32", "bfloat16"]] = None
-    """the precision of matrix products; auto: the faster one, timed together with compile and attention"""
+    precision: Open[Literal["float32", "tf32", "bfloat16"]] = None
+    """the precision of matrix products; tf32 is float32 with factors rounded to 11 bits, on NVIDIA GPUs; auto: the
+    faster one of the other two, timed together with compile and attention
+    """
     compile: Open[Literal["no", "yes"]] = None
     """whether torch.compile is used; auto: where it saves more time than it takes, timed where the run is long enough
     """

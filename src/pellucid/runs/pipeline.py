@@ -25,11 +25,13 @@ from pellucid.runs.checkpoint import (
     write_json,
 )
 from pellucid.runs.device import (
+    check_precision,
     compiling_lacks,
     deterministic_kernels,
     device_here,
     peak_speed,
     prepare_deterministic,
+    products_in,
     resolve_device,
 )
 from pellucid.runs.interrupt import Interrupted, Interruption
@@ -303,6 +305,7 @@ class Resumption(Generic[RecipeT]):
             raise RecipeError(
                 f"{run_dir} was trained on other text ({difference}): put it back{back}, or start a new run{anew}"
             )
+        check_precision(trainable.recipe.train.precision, trainable.device)
         trainable.check_memory()
 
     def load_checkpoint(self) -> None:
@@ -500,7 +503,7 @@ def train_to_end(
     try:
         if is_first:
             trainer.metrics.copy_to = Tracked(run_dir, recipe, step)
-        with deterministic_kernels(recipe.train.deterministic == "yes"):
+        with deterministic_kernels(recipe.train.deterministic == "yes"), products_in(recipe.train.precision):
             trainer.train()
         last, finished = trainer.last_evaluation or {}, finish_row(trainer)
         # all processes ask, though one of them alone may have something left to do

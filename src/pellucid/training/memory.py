@@ -21,14 +21,14 @@ from pellucid.model.weights import without_memory
 from pellucid.parameter_counts import count_parameters
 from pellucid.runs.device import free_bytes
 from pellucid.runs.optimizer import OptimizerName, optimizer_of
-from pellucid.runs.options import RecipeError
+from pellucid.runs.options import RecipeError, with_train
 from pellucid.runs.processes import SINGLE_PROCESS, Processes
 from pellucid.runs.shards import FLOAT32_BYTES
 from pellucid.training.build import n_logits
 from pellucid.training.config import AdapterOptions
 from pellucid.training.objectives import LOGITS_AT_ONCE, MANY_LOGITS
 from pellucid.training.recipe import Recipe
-from pellucid.training.resolve_recipe import n_trained
+from pellucid.training.resolve_recipe import may_use_bfloat16, n_trained
 
 #: layers of the two networks that are timed instead of a deeper one: time is linear in the number of further layers
 SHALLOW, DEEP = 2, 4
@@ -62,7 +62,7 @@ class Memory:
 
 def training_memory(recipe: Recipe) -> Memory:
     """The memory of the second and all later steps of an eager run. The recipe's batch is resolved; `auto` is float32
-    and the fused kernel.
+    and the fused kernel; tf32 is stored as float32 is.
     """
     a, t = recipe.model, recipe.train
     rounds, recomputes, chunked = t.precision == "bfloat16", t.recompute == "yes", n_logits(recipe) >= MANY_LOGITS
@@ -178,8 +178,11 @@ def check_memory(recipe: Recipe, device: torch.device, processes: Processes = SI
     anything is allocated.
 
     What is too large by a lower bound is refused without the formula, which would build its modules. Of a network that
-    processes divide there is the lower bound alone; `pellucid plan --processes` says more.
+    processes divide there is the lower bound alone; `pellucid plan --processes` says more. A precision that is left
+    open is bfloat16 on a GPU that has units for it, as a run begins there (`eager_recipes`).
     """
+    if recipe.train.precision is None and device.type == "cuda" and may_use_bfloat16(device):
+        recipe = with_train(recipe, precision="bfloat16")
     have, a, t = free_bytes(device), recipe.model, recipe.train
     # weights, gradients, one average of each, and the input of every block
     states = FLOAT32_BYTES * count_parameters(a)["total"] + 2 * FLOAT32_BYTES * n_trained(recipe)

@@ -61,7 +61,10 @@ from pellucid.training.trainable import TransformerTrainable
 #: how long the other processes wait while the first one reads and encodes the text, or writes the report
 FIRST_PROCESS_TIMEOUT = timedelta(days=7)
 #: how long a process waits for another one during the steps
-HANGING = timedelta(minutes=30)
+HANGING = timedelta(minutes=25)
+#: ... and for one whose GPU does not answer: NCCL then ends the process without an error that could be explained, so
+#: this is longer. It is PyTorch's default too, which the groups of a mesh have
+NCCL_HANGING = timedelta(minutes=30)
 #: ... and then for an answer of those that still answer
 ANSWERING = timedelta(seconds=20)
 
@@ -80,6 +83,8 @@ class Cluster(Processes):
         self.layout = ParallelOptions(replicate=self.n, shard=1, tensor=1)
         self.has_announced = False
         self.device_type = "cpu"
+        #: where the processes ask each other in every step, from the CPU
+        self.steps_group: Any = dist.new_group(backend="gloo", timeout=HANGING)
         self.patient_group: Any = dist.new_group(backend="gloo", timeout=FIRST_PROCESS_TIMEOUT)
         # for the thread that writes checkpoints while the other groups are in use
         self.saving_group: Any = dist.new_group(backend="gloo", timeout=FIRST_PROCESS_TIMEOUT)
@@ -149,7 +154,7 @@ class Cluster(Processes):
     def largest(self, value: int) -> int:
         self.n_asked += 1
         number = torch.tensor(int(value))
-        dist.all_reduce(number, dist.ReduceOp.MAX)
+        dist.all_reduce(number, dist.ReduceOp.MAX, self.steps_group)
         return int(number)
 
     def summed(self, values: Tensor) -> Tensor:
@@ -229,7 +234,8 @@ class Cluster(Processes):
                 dist.barrier(self.patient_group)
         dist.destroy_process_group()
         # what still refers to a group when the interpreter ends makes gloo abort the process
-        self.replica = self.sharded = self.patient_group = self.saving_group = self.rows_group = None
+        self.replica = self.sharded = self.rows_group = None
+        self.steps_group = self.patient_group = self.saving_group = None
         gc.collect()
 
 
@@ -238,12 +244,10 @@ def joined() -> Iterator[Processes]:
     """This process joined to the others that the launcher has started; it reads RANK, WORLD_SIZE and MASTER_ADDR."""
     if pipe := os.environ.pop(LAUNCHED, ""):
         threading.Thread(target=end_with_launcher, args=(int(pipe),), daemon=True).start()
-    has_cuda = torch.cuda.is_available()
-    if has_cuda:
-        take_own_gpu()
-    backend = "cpu:gloo,cuda:nccl" if has_cuda else "gloo"
-    n, store = world_size(), own_store()
-    dist.init_process_group(backend, timeout=HANGING, rank=rank_of_process(), world_size=n, store=store)
+    device = take_own_gpu() if torch.cuda.is_available() else None
+    backend, timeout = ("cpu:gloo,cuda:nccl", NCCL_HANGING) if torch.cuda.is_available() else ("gloo", HANGING)
+    n, rank, store = world_size(), rank_of_process(), own_store()
+    dist.init_process_group(backend, timeout=timeout, rank=rank, world_size=n, store=store, device_id=device)
     cluster, done = Cluster(), False
     # advice to whoever lays out a mesh, which the user of a run cannot follow
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -280,14 +284,17 @@ def answering_launcher(cluster: Cluster) -> Iterator[None]:
         answering.join(2)
 
 
-def take_own_gpu() -> None:
-    """Make the GPU with the number of this process on its machine the current one.
+def take_own_gpu() -> torch.device | None:
+    """Make the GPU with the number of this process on its machine the current one, and return it.
 
-    Without such a GPU nothing is done: the run may be one on the CPU, and `check_gpus` refuses it otherwise.
+    None, and nothing is done, where the processes of this machine do not have one each: the run may be one on the CPU,
+    and `check_gpus` refuses it otherwise.
     """
-    number = int(os.environ.get("LOCAL_RANK", "0"))
-    if number < torch.cuda.device_count():
-        torch.cuda.set_device(number)
+    number, n_here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if max(number + 1, n_here) > torch.cuda.device_count():
+        return None
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
 
 
 def check_gpus(word: str | None, n_here: int) -> None:

@@ -66,7 +66,8 @@ def may_use_bfloat16(device: torch.device) -> bool:
     measured one is.
     """
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        with torch.cuda.device(device):  # PyTorch asks the current one
+            return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type == "cpu" and platform.machine().lower() in ("x86_64", "amd64") and len(processor_flags()) == 1:
         return False  # what emulates the units takes a hundred times as long
     return matmul_seconds(device, torch.bfloat16) < 0.8 * matmul_seconds(device, torch.float32)

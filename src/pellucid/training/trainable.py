@@ -12,7 +12,7 @@ from pellucid.model import Transformer
 from pellucid.model.float64 import in_float64
 from pellucid.model.weights import StoredWeights, WithNewRows
 from pellucid.parameter_counts import count_parameters
-from pellucid.runs.device import resolve_device
+from pellucid.runs.device import check_precision, resolve_device
 from pellucid.runs.interrupt import Interruption, Phase
 from pellucid.runs.length import plan_in_time
 from pellucid.runs.measure import measure_step
@@ -131,7 +131,8 @@ class TransformerTrainable(TextTrainable[Recipe]):
         self.expert_use: ExpertUse | None = None
 
     def read(self, reporter: PlainReporter, interruption: Interruption, run_dir: Path | None = None) -> None:
-        resolve_device(self.recipe.train.device)  # refused before the text is read
+        # refused before the text is read
+        check_precision(self.recipe.train.precision, resolve_device(self.recipe.train.device))
         layout = self.recipe.parallel.divided(self.processes.n)
         self.recipe = replace(self.recipe, parallel=layout)
         if run_dir and self.processes.n > 1:
