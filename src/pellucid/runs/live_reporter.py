@@ -96,7 +96,7 @@ class LiveReporter(PlainReporter):
         held = self.held_out
         table.add_row(
             "loss",
-            f"{self.smooth or float('nan'):.4f} nats/token",
+            f"{self.smooth or float('nan'):.4f} {self.loss_unit}",
             "learning rate",
             f"{self.row['learning_rate']:.2e}",
         )

@@ -499,6 +499,7 @@ def train_to_end(
     if checkpoint:
         trainer.restore(checkpoint)
     reporter.start([f"warning: {damage}" for damage in trainer.metrics.damages])
+    reporter.loss_unit = trainable.loss_unit
     reporter.begin(recipe, trainer.step, trainer.peak, pace)
     try:
         if is_first:

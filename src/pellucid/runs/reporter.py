@@ -47,6 +47,8 @@ class PlainReporter:
         #: when the last line about a phase was written, and whether steps are being taken
         self.told = -1e9
         self.is_training = False
+        #: what the loss of a step is counted in
+        self.loss_unit = "nats/token"
 
     def line(self, text: str) -> None:
         text = sanitize(text)
@@ -94,7 +96,7 @@ class PlainReporter:
 
     def step_line(self, row: dict[str, Any], n_steps: int) -> str:
         """One line about a step: how much of the run is done, the loss, the speed, and the time."""
-        loss = "skipped" if row["loss"] is None else f"{row['loss']:.4f} nats/token"
+        loss = "skipped" if row["loss"] is None else f"{row['loss']:.4f} {self.loss_unit}"
         done, left = self.speed.time_of_run(), self.speed.remaining(n_steps)
         return f"step {row['step']:,}/{n_steps:,}  loss {loss}  {self.speed_now(row)}  {done}, ETA {clock(left)}"
 

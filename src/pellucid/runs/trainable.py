@@ -112,6 +112,8 @@ class Trainable(Startable[RecipeT]):
     data: TrainingData
     #: the loss in the precision of the recipe, compiled where the recipe says so
     loss: BatchLoss
+    #: what the loss of a step is counted in; that of held-out text is always in nats per token
+    loss_unit = "nats/token"
     #: what helps a model that overfits
     remedies = "more text or a smaller model"
     #: whether a new run can start from the weights of this one (--from)

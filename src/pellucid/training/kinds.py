@@ -13,6 +13,7 @@ FUNCTIONS = {
     "ngram": ("train_predictor", "load_predictor"),
     "neural-probabilistic": ("train_predictor", "load_predictor"),
     "recurrent": ("train_predictor", "load_predictor"),
+    "features": ("train_features", "load_features"),
 }
 #: options that are None until a run chooses them, before its folder is written; attention is that of transformers
 CHOSEN_BY_RUNS = frozenset(name for name, hint in get_type_hints(TrainOptions).items() if NoneType in get_args(hint))

@@ -1,0 +1,144 @@
+"""Train dictionaries of a model's features, and open what a run of them holds."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pellucid.features.dictionary import Dictionary, DictionaryError, SavedDictionary
+from pellucid.features.recipe import FeaturesRecipe, make_features_recipe, read_features_recipe
+from pellucid.features.training import FeaturesTrainable
+from pellucid.language_model import LanguageModel, load
+from pellucid.model.weights import state_of
+from pellucid.option_values import check_given_once, suggest_keywords
+from pellucid.runs.live_reporter import RunOutput, make_reporter
+from pellucid.runs.options import RecipeError
+from pellucid.runs.pipeline import NO_FOLDER, Run, resume_run, resumed_with, start_run
+from pellucid.runs.processes import world_size
+from pellucid.runs.recipe_changes import RESUMABLE
+from pellucid.runs.run_dir import read_json
+from pellucid.starting_model import fingerprint
+from pellucid.training.config import Base
+from pellucid.training.load import read_recipe
+from pellucid.training.recipe import TextOptions, take_length
+from pellucid.trust import Trust, check_trust
+
+
+@suggest_keywords()
+def train_features(
+    model: str | Path,
+    *texts: str | Path,
+    out: str | Path | None = None,
+    fields: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    minutes: float | None = None,
+    steps: int | None = None,
+    tokens: int | None = None,
+    checkpoint: str = "best",
+    show: RunOutput = True,
+    trust: Trust = False,
+) -> Run[FeaturesRecipe]:
+    """Train a dictionary of sparse features for every layer of a model, into `out` (MODEL/features unless given).
+
+    model       a run, a saved model, a Hugging Face folder or a name on its hub
+    texts       files and folders that the model reads; those of the run unless given
+    fields      single fields, as text or typed: of FeaturesOptions (`n_features`, `k`, `tensor` ...) and of train.*
+    resume      continue the run of dictionaries in `out` exactly; a length makes it longer
+    minutes, steps, tokens   the length, at most one; 3 minutes unless given
+    checkpoint  of a run: best, last, or the number of a step
+    show, trust as for `pellucid.train`
+
+    Raises ValueError, with nothing written, when the text, the model or an option is wrong.
+    """
+    check_trust(trust)
+    if world_size() > 1:
+        raise RecipeError(f"dictionaries train in one process, and {world_size()} were started: leave out --processes")
+    reporter = make_reporter(show)
+    path = Path(model)
+    folder = Path(out) if out is not None else path / "features" if path.is_dir() else None
+    changes, length = take_length(fields or {}, {"minutes": minutes, "steps": steps, "tokens": tokens})
+    if resume:
+        if folder is None:
+            raise RecipeError(NO_FOLDER)
+        check_given_once(changes, lambda name: name.removeprefix("train."))
+        changes = {name.removeprefix("train."): value for name, value in changes.items()}
+        if wrong := sorted(changes.keys() - set(RESUMABLE)):
+            raise RecipeError(f"{folder} is resumed as it was started: leave out {wrong[0]}, or start a new run")
+        written = read_features_recipe(folder)
+        explained = explained_model(written, trust)
+        recipe = resumed_with(written.with_inputs(tuple(map(str, texts))), changes, reporter)
+        return resume_run(FeaturesTrainable(recipe, explained, trust), folder, length, reporter, written)
+    explained = load(model, checkpoint=checkpoint, device="cpu", trust=trust)
+    base, text, inputs = base_of(explained, str(model)), TextOptions(), tuple(str(Path(t)) for t in texts)
+    if (path / "recipe.json").exists():
+        of_run = read_recipe(path)
+        text, inputs = of_run.text, inputs or of_run.located(of_run.inputs)
+        text = replace(text, held_out_files=of_run.located(text.held_out_files), tokenizer=str(path / "tokenizer.json"))
+    if not inputs:
+        raise RecipeError(f"{model} is no run, whose text is known: name the text that it is to read behind it")
+    recipe = make_features_recipe(inputs, text, base, explained.architecture, changes, length)
+    return start_run(FeaturesTrainable(recipe, explained, trust), folder, reporter)
+
+
+def base_of(model: LanguageModel, name: str) -> Base:
+    """What a recipe records of the model that is explained."""
+    path = Path(name)
+    step = str(model.provenance.get("step", ""))
+    return Base(str(path.resolve()) if path.exists() else name, step, fingerprint(state_of(model.network)))
+
+
+def explained_model(recipe: FeaturesRecipe, trust: Trust = False) -> LanguageModel:
+    """The model that a run of dictionaries explains. Raises RecipeError where it is gone or has other weights."""
+    base = recipe.base
+    try:
+        model = load(base.path, checkpoint=base.checkpoint or "best", device="cpu", trust=trust)
+    except ValueError as error:
+        raise RecipeError(f"the model that the dictionaries explain cannot be read: {error}") from None
+    if fingerprint(state_of(model.network)) != base.sha256:
+        raise RecipeError(f"{base.path} holds other weights than those that the dictionaries explain: put them back")
+    return model
+
+
+@dataclass(frozen=True)
+class Features:
+    """The dictionaries of a model, one for each layer, and what was measured of them.
+
+    figures  what features.json of the run holds (`pellucid.features.measure.Measured`), empty of one that is not done
+    """
+
+    model: LanguageModel
+    saved: list[SavedDictionary]
+    figures: dict[str, Any]
+
+    def __iter__(self) -> Iterator[SavedDictionary]:
+        return iter(self.saved)
+
+    def __len__(self) -> int:
+        return len(self.saved)
+
+    def __getitem__(self, layer: int) -> Dictionary:
+        """The dictionary of a layer."""
+        for one in self.saved:
+            if one.site.layer == layer:
+                return one.dictionary
+        raise KeyError(f"there is no dictionary of layer {layer}: there are {[one.site.layer for one in self.saved]}")
+
+    @torch.no_grad()
+    def activations(self, text: str) -> dict[int, Tensor]:
+        """What is active for a text: for each layer [1, pos, feature]."""
+        trace = self.model.trace(text, keep=[one.site.reads for one in self.saved])
+        return {one.site.layer: one.dictionary.encode(trace[one.site.reads]) for one in self.saved}
+
+
+def load_features(run: str | Path, *, trust: Trust = False) -> Features:
+    """Open a finished run of dictionaries, and the model that they explain."""
+    run = Path(run)
+    recipe = read_features_recipe(run)
+    folders = sorted((run / "dictionaries").glob("layer_*"), key=lambda path: int(path.name.removeprefix("layer_")))
+    if not folders:
+        raise DictionaryError(f"{run} has no dictionaries yet: finish it with pellucid features --resume --out {run}")
+    figures = read_json(run / "features.json") if (run / "features.json").exists() else {}
+    return Features(explained_model(recipe, trust), [SavedDictionary.load(path) for path in folders], dict(figures))
