@@ -9,6 +9,7 @@
     train, load               train a transformer; open a run, a saved model or a Hugging Face model
     train_predictor, load_predictor   the same of n-grams, neural probabilistic and recurrent predictors
     convert                   write a model in another layout: Hugging Face, GGUF, an adapter
+    train_features, load_features   sparse features of a model, and the dictionaries that hold them
     read                      what would be read of a folder of text, before anything is trained on it
     train_tokenizer, load_tokenizer
     load_sources              the text of a run, to find where another text is from
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from pellucid.architecture import Positions as Positions
     from pellucid.conversion import convert as convert
     from pellucid.edits import Edit as Edit
+    from pellucid.features_run import Features as Features
+    from pellucid.features_run import load_features as load_features
+    from pellucid.features_run import train_features as train_features
     from pellucid.generate.scoring import CorpusScore as CorpusScore
     from pellucid.generate.scoring import Score as Score
     from pellucid.generate.text import Generated as Generated
@@ -83,6 +87,7 @@ _MODULES = {
     "CorpusScore": "pellucid.generate.scoring",
     "Dropout": "pellucid.architecture",
     "Edit": "pellucid.edits",
+    "Features": "pellucid.features_run",
     "Generated": "pellucid.generate.text",
     "Head": "pellucid.lens.weights.head_weights",
     "LanguageModel": "pellucid.language_model",
@@ -101,11 +106,9 @@ _MODULES = {
     "convert": "pellucid.conversion",
     "count_parameters": "pellucid.parameter_counts",
     "delete_run": "pellucid.report.run_list",
-    "Features": "pellucid.features_run",
-    "train_features": "pellucid.features_run",
-    "load_features": "pellucid.features_run",
     "list_runs": "pellucid.report.run_list",
     "load": "pellucid.language_model",
+    "load_features": "pellucid.features_run",
     "load_predictor": "pellucid.predictors.load",
     "load_sources": "pellucid.sources.of_run",
     "load_tokenizer": "pellucid.text.tokenizers.tokenizer",
@@ -115,6 +118,7 @@ _MODULES = {
     "rename_run": "pellucid.report.run_list",
     "show": "pellucid.lens.show.figure",
     "train": "pellucid.training_run",
+    "train_features": "pellucid.features_run",
     "train_predictor": "pellucid.predictors.train",
     "train_tokenizer": "pellucid.text.tokenizers.from_files",
 }
@@ -128,6 +132,7 @@ __all__ = [
     "CorpusScore",
     "Dropout",
     "Edit",
+    "Features",
     "Generated",
     "Head",
     "LanguageModel",
@@ -145,6 +150,7 @@ __all__ = [
     "convert",
     "count_parameters",
     "load",
+    "load_features",
     "load_predictor",
     "load_sources",
     "load_tokenizer",
@@ -152,6 +158,7 @@ __all__ = [
     "read",
     "show",
     "train",
+    "train_features",
     "train_predictor",
     "train_tokenizer",
 ]

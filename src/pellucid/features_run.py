@@ -38,6 +38,7 @@ def train_features(
     steps: int | None = None,
     tokens: int | None = None,
     checkpoint: str = "best",
+    explain: bool = False,
     show: RunOutput = True,
     trust: Trust = False,
 ) -> Run[FeaturesRecipe]:
@@ -49,14 +50,14 @@ def train_features(
     resume      continue the run of dictionaries in `out` exactly; a length makes it longer
     minutes, steps, tokens   the length, at most one; 3 minutes unless given
     checkpoint  of a run: best, last, or the number of a step
-    show, trust as for `pellucid.train`
+    explain, show, trust   as for `pellucid.train`
 
     Raises ValueError, with nothing written, when the text, the model or an option is wrong.
     """
     check_trust(trust)
     if world_size() > 1:
         raise RecipeError(f"dictionaries train in one process, and {world_size()} were started: leave out --processes")
-    reporter = make_reporter(show)
+    reporter = make_reporter(show, explain)
     path = Path(model)
     folder = Path(out) if out is not None else path / "features" if path.is_dir() else None
     changes, length = take_length(fields or {}, {"minutes": minutes, "steps": steps, "tokens": tokens})
@@ -76,7 +77,12 @@ def train_features(
     if (path / "recipe.json").exists():
         of_run = read_recipe(path)
         text, inputs = of_run.text, inputs or of_run.located(of_run.inputs)
-        text = replace(text, held_out_files=of_run.located(text.held_out_files), tokenizer=str(path / "tokenizer.json"))
+        text = replace(
+            text,
+            held_out_files=of_run.located(text.held_out_files),
+            tokenizer=str(path / "tokenizer.json"),
+            vocabulary=None,
+        )
     if not inputs:
         raise RecipeError(f"{model} is no run, whose text is known: name the text that it is to read behind it")
     recipe = make_features_recipe(inputs, text, base, explained.architecture, changes, length)

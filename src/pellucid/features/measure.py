@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.features.dictionary import Dictionary, Site
-from pellucid.features.splice import Spliced, activations
+from pellucid.features.splice import Spliced, site_activations
 from pellucid.model import Transformer
+from pellucid.model.float64 import in_float64
 from pellucid.training.objectives import MicroBatch, logits_of
 
 
@@ -68,7 +69,7 @@ def calibrated_thresholds(
         largest = []
         for batch in batches:
             poll(0, 1)
-            ((x, _),) = activations(network, batch, [site])
+            ((x, _),) = site_activations(network, batch, [site])
             h = dictionary.pre_activations(x)
             largest.append(h.flatten().topk(min(h.numel(), 2 * k * len(x))).values)
         every, n_rows = torch.cat(largest).sort(descending=True).values, sum(b.inputs.numel() for b in batches)
@@ -79,17 +80,20 @@ class LinearMap:
     """The best affine map from x to y by least squares, from sums over batches."""
 
     def __init__(self, d_in: int, d_out: int):
-        self.xx, self.xy = torch.zeros(d_in + 1, d_in + 1).double(), torch.zeros(d_in + 1, d_out).double()
+        self.xx, self.xy = (
+            torch.zeros(d_in + 1, d_in + 1, dtype=torch.float64),
+            torch.zeros(d_in + 1, d_out, dtype=torch.float64),
+        )
 
     def see(self, x: Tensor, y: Tensor) -> None:
         """Add rows."""
-        x = F.pad(x.double().cpu(), (0, 1), value=1.0)
+        x = F.pad(x.cpu().double(), (0, 1), value=1.0)
         self.xx += x.T @ x
-        self.xy += x.T @ y.double().cpu()
+        self.xy += x.T @ y.cpu().double()
 
     def solved(self) -> Tensor:
         """The map, [d_in + 1, d_out]; the last row is the constant."""
-        ridge = 1e-9 * self.xx.diagonal().mean() * torch.eye(len(self.xx)).double()
+        ridge = 1e-9 * self.xx.diagonal().mean() * torch.eye(len(self.xx), dtype=torch.float64)
         return torch.linalg.solve(self.xx + ridge, self.xy)
 
 
@@ -106,7 +110,7 @@ def measure(
     """The figures of dictionaries on the first held-out tokens; the controls are fitted on training batches."""
     maps, means = [], []
     for site in sites:
-        pairs = [activations(network, batch, [site])[0] for batch in training]
+        pairs = [site_activations(network, batch, [site])[0] for batch in training]
         linear = LinearMap(pairs[0][0].size(1), pairs[0][1].size(1))
         for x, y in pairs:
             linear.see(x, y)
@@ -135,7 +139,7 @@ def measure(
             if name == "loss":
                 sums["kl"] += F.kl_div(other, own, reduction="sum", log_target=True).item()
         for total, dictionary, (x, y), linear in zip(
-            totals, dictionaries, activations(network, batch, sites), maps, strict=True
+            totals, dictionaries, site_activations(network, batch, sites), maps, strict=True
         ):
             total.see(dictionary, x, y, linear)
         n_tokens += len(targets)
@@ -155,11 +159,11 @@ class SiteTotals:
         """Add the rows of a batch."""
         f = dictionary.encode(x)
         self.n_active += (f > 0).sum(0).cpu()
-        self.error += (y - dictionary.decode(f, x)).double().square().sum().item()
-        by_map = F.pad(x.double().cpu(), (0, 1), value=1.0) @ linear
-        self.linear_error += (y.double().cpu() - by_map).square().sum().item()
-        self.square += y.double().square().sum().item()
-        total = y.double().sum(0).cpu()
+        self.error += in_float64(y - dictionary.decode(f, x)).square().sum().item()
+        by_map = F.pad(x.cpu().double(), (0, 1), value=1.0) @ linear
+        self.linear_error += (y.cpu().double() - by_map).square().sum().item()
+        self.square += in_float64(y).square().sum().item()
+        total = in_float64(y).sum(0).cpu()
         self.sum, self.n_rows = total if self.sum is None else self.sum + total, self.n_rows + len(y)
 
     def figures(self, site: Site) -> SiteFigures:

@@ -17,7 +17,7 @@ Pair = tuple[Float[Tensor, "rows d_in"], Float[Tensor, "rows d_out"]]
 
 
 @torch.no_grad()
-def activations(network: Transformer, batch: MicroBatch, sites: Sequence[Site]) -> list[Pair]:
+def site_activations(network: Transformer, batch: MicroBatch, sites: Sequence[Site]) -> list[Pair]:
     """What the network has at these sites."""
     tap = Recorder(keep={name for site in sites for name in (site.reads, site.writes)})
     network.hidden(batch.inputs, **model_inputs(network, batch, tap))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pellucid.features.dictionary import Dictionary, Site, save_dictionary
 from pellucid.features.measure import Measured, calibrated_thresholds, measure, table_of
 from pellucid.features.recipe import FeaturesRecipe, sites_of
-from pellucid.features.splice import Spliced, activations
+from pellucid.features.splice import Spliced, site_activations
 from pellucid.model import Transformer
 from pellucid.model.weights import generator_of, load_into
 from pellucid.runs.checkpoint import named_checkpoint
@@ -181,7 +181,7 @@ class FeaturesTrainable(TextTrainable[FeaturesRecipe]):
         self.dictionaries = [TrainedDictionary(d, d, o.n_features, o.k, o.linear == "yes") for _ in self.sites]
         self.network = nn.ModuleList(self.dictionaries).to(self.device)
         first = self.make_data().at(0, 0, 1)
-        values = activations(self.under, first, self.sites)
+        values = site_activations(self.under, first, self.sites)
         with torch.no_grad():
             for number, (dictionary, (_, y)) in enumerate(zip(self.dictionaries, values, strict=True)):
                 generator = generator_of(seed, f"dictionaries.{number}")
@@ -201,7 +201,7 @@ class FeaturesTrainable(TextTrainable[FeaturesRecipe]):
         o = self.recipe.model
 
         def loss(batch: MicroBatch) -> Tensor:
-            pairs = zip(self.dictionaries, activations(self.under, batch, self.sites), strict=True)
+            pairs = zip(self.dictionaries, site_activations(self.under, batch, self.sites), strict=True)
             shares = [one.unexplained(x, y, o.dead_tokens, o.dead_share) for one, (x, y) in pairs]
             # the trainer divides by the number of tokens
             return torch.stack(shares).mean() * batch.inputs.numel()

@@ -87,8 +87,9 @@ class Run(Generic[RecipeT]):
     def __str__(self) -> str:
         """The folder, how far the run has come, what it has reached, and what to do next."""
         path, lines = str(self.path), [f"run: {self.path}"]
-        is_transformer = self.recipe.to_dict()["options"]["kind"] == "transformer"
-        of_kind = "" if is_transformer else "_predictor"
+        of_kind = {"transformer": "", "features": "_features"}.get(
+            self.recipe.to_dict()["options"]["kind"], "_predictor"
+        )
         if self.step:
             lines.append(f"step {self.step:,} of {self.recipe.n_steps:,}")
         if self.held_out_loss is not None:
