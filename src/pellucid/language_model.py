@@ -12,6 +12,7 @@ import torch
 
 from pellucid.destination import check_destination
 from pellucid.edits import Edit
+from pellucid.features.attribution_graph import attribution_graph
 from pellucid.generate.fill import fill
 from pellucid.generate.replies import stream_reply
 from pellucid.generate.scoring import CorpusScore, Score, ScoringOptions, score
@@ -186,6 +187,7 @@ class LanguageModel(Model):
     direction = direction
     mean_activation = mean_activation
     probe = probe
+    attribution_graph = attribution_graph
 
     def look(self, text: str = "", *, port: int = 0) -> Inspector:
         """Start the web inspector beside this program; a notebook shows it, and `.url` opens in a browser.
