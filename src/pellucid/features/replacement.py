@@ -72,7 +72,7 @@ class ReplacementModel:
     def __init__(self, recording: Recording, dictionaries: Mapping[int, Dictionary]):
         a, t = recording.architecture, recording
         self.recording, self.sites = recording, transcoder_sites(a)
-        self.dictionaries = {layer: _like(d, t[self.sites[layer].reads]) for layer, d in dictionaries.items()}
+        self.dictionaries = {layer: cast_dictionary(d, t[self.sites[layer].reads]) for layer, d in dictionaries.items()}
         self.frozen = {name: t[name] for name in names(a) if is_frozen(name)}
         self.reads = [t[site.reads] for site in self.sites]
         self.features: dict[int, Tensor] = {}
@@ -108,7 +108,7 @@ class ReplacementModel:
         """What a layer adds to the stream whatever its features do: b_dec and the skip of what the MLP reads."""
         dictionary = self.dictionaries.get(layer)
         if dictionary is None:
-            return torch.zeros_like(x)
+            return torch.zeroscast_dictionary(x)
         skip = 0 if dictionary.W_skip is None else x @ dictionary.W_skip.detach().T
         return dictionary.b_dec.detach() + skip
 
@@ -116,7 +116,7 @@ class ReplacementModel:
         """What each MLP and the readout read where the sources have these values [1, pos, d_model]."""
         recorder = Recorder([site.reads for site in self.sites], grad=True)
         replaced = self.frozen | {name: sources[name] for name in EMBEDDINGS if name in sources}
-        edits: dict[str, Edit] = {name: partial(_replace, value) for name, value in replaced.items()}
+        edits: dict[str, Edit] = {name: partial(replace_tensor, value) for name, value in replaced.items()}
         for site in self.sites:
 
             def mlp_out(x: Tensor, site: Site = site) -> Tensor:
@@ -131,7 +131,7 @@ class ReplacementModel:
     def at_zero(self) -> tuple[list[Tensor], Tensor]:
         """What each MLP and the readout read where every source is 0: what biases alone make."""
         with frozen_network(self.recording.network):
-            return self.outputs({name: torch.zeros_like(x) for name, x in self.sources.items()})
+            return self.outputs({name: torch.zeroscast_dictionary(x) for name, x in self.sources.items()})
 
     def with_gradients(self) -> tuple[list[Tensor], Tensor, dict[str, Tensor]]:
         """What each MLP and the readout read, in a graph of autograd, and its leaves, the sources."""
@@ -184,7 +184,7 @@ def slopes(
     }
 
 
-def _like(dictionary: Dictionary, x: Tensor) -> Dictionary:
+def cast_dictionary(dictionary: Dictionary, x: Tensor) -> Dictionary:
     """The dictionary in the precision and on the device of what it reads; a copy where these differ."""
     if dictionary.W_enc.dtype == x.dtype and dictionary.W_enc.device == x.device:
         return dictionary
@@ -195,5 +195,5 @@ def _like(dictionary: Dictionary, x: Tensor) -> Dictionary:
     return copied.to(x)
 
 
-def _replace(value: Tensor, x: Tensor) -> Tensor:
+def replace_tensor(value: Tensor, x: Tensor) -> Tensor:
     return value.expand_as(x)
