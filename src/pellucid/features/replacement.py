@@ -108,7 +108,7 @@ class ReplacementModel:
         """What a layer adds to the stream whatever its features do: b_dec and the skip of what the MLP reads."""
         dictionary = self.dictionaries.get(layer)
         if dictionary is None:
-            return torch.zeroscast_dictionary(x)
+            return torch.zeros_like(x)
         skip = 0 if dictionary.W_skip is None else x @ dictionary.W_skip.detach().T
         return dictionary.b_dec.detach() + skip
 
@@ -131,7 +131,7 @@ class ReplacementModel:
     def at_zero(self) -> tuple[list[Tensor], Tensor]:
         """What each MLP and the readout read where every source is 0: what biases alone make."""
         with frozen_network(self.recording.network):
-            return self.outputs({name: torch.zeroscast_dictionary(x) for name, x in self.sources.items()})
+            return self.outputs({name: torch.zeros_like(x) for name, x in self.sources.items()})
 
     def with_gradients(self) -> tuple[list[Tensor], Tensor, dict[str, Tensor]]:
         """What each MLP and the readout read, in a graph of autograd, and its leaves, the sources."""
