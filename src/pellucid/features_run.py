@@ -2,24 +2,28 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pellucid.features.cards import READ_TOKENS, ActiveFeature, ActiveFeatures, FeatureCard, feature_card
 from pellucid.features.dictionary import Dictionary, DictionaryError, SavedDictionary
 from pellucid.features.recipe import FeaturesRecipe, make_features_recipe, read_features_recipe
 from pellucid.features.training import FeaturesTrainable
 from pellucid.language_model import LanguageModel, load
 from pellucid.model.weights import state_of
 from pellucid.option_values import check_given_once, suggest_keywords
+from pellucid.predictors.on_text import text_of_run
 from pellucid.runs.live_reporter import RunOutput, make_reporter
 from pellucid.runs.options import RecipeError
 from pellucid.runs.pipeline import NO_FOLDER, Run, resume_run, resumed_with, start_run
 from pellucid.runs.processes import world_size
 from pellucid.runs.recipe_changes import RESUMABLE
 from pellucid.runs.run_dir import read_json
+from pellucid.sources.places import PartText
 from pellucid.starting_model import fingerprint
 from pellucid.training.config import Base
 from pellucid.training.load import read_recipe
@@ -115,9 +119,11 @@ class Features:
     figures  what features.json of the run holds (`pellucid.features.measure.Measured`), empty of one that is not done
     """
 
+    run: Path
     model: LanguageModel
     saved: list[SavedDictionary]
     figures: dict[str, Any]
+    trust: Trust = False
 
     def __iter__(self) -> Iterator[SavedDictionary]:
         return iter(self.saved)
@@ -131,6 +137,39 @@ class Features:
             if one.site.layer == layer:
                 return one.dictionary
         raise KeyError(f"there is no dictionary of layer {layer}: there are {[one.site.layer for one in self.saved]}")
+
+    def active(self, text: str, *, more_than: str = "", k: int = 12) -> ActiveFeatures:
+        """The features that are active in a text, each at the position of its largest activation, the highest first.
+
+        With `more_than`, another text, a feature counts by how much higher its largest activation is here than there.
+        """
+        tokens = [str(token) for token in self.model.trace(text).tokens]
+        rows, other = [], self.activations(more_than) if more_than else {}
+        for layer, values in self.activations(text).items():
+            highest, at = values[0].max(0)
+            if more_than:
+                highest = highest - other[layer][0].max(0).values
+            for i in highest.topk(min(k, len(highest))).indices.tolist():
+                if highest[i] > 0:
+                    position = int(at[i])
+                    rows.append(ActiveFeature(position, tokens[position], layer, i, float(highest[i])))
+        rows.sort(key=lambda row: -row.activation)
+        return ActiveFeatures(text, tuple(rows), more_than)
+
+    def card(self, layer: int, feature: int, *, n_tokens: int = READ_TOKENS) -> FeatureCard:
+        """What a feature is: passages of the training text, tokens that it raises, and what excites it.
+
+        `n_tokens` are read of the text of the run, evenly spread. Raises DictionaryError for a feature that does not
+        exist, and RecipeError where the text has changed.
+        """
+        (saved,) = [one for one in self.saved if one.site.layer == layer]
+        return feature_card(self.model, saved, feature, self.text, n_tokens=n_tokens)
+
+    @cached_property
+    def text(self) -> PartText:
+        """The training text of the run of dictionaries."""
+        tokens, split = text_of_run(self.run, read_features_recipe(self.run), None, trust=self.trust)
+        return PartText(tokens.part("train"), self.model.tokenizer, split, "train")
 
     @torch.no_grad()
     def activations(self, text: str) -> dict[int, Tensor]:
@@ -147,4 +186,5 @@ def load_features(run: str | Path, *, trust: Trust = False) -> Features:
     if not folders:
         raise DictionaryError(f"{run} has no dictionaries yet: finish it with pellucid features --resume --out {run}")
     figures = read_json(run / "features.json") if (run / "features.json").exists() else {}
-    return Features(explained_model(recipe, trust), [SavedDictionary.load(path) for path in folders], dict(figures))
+    saved = [SavedDictionary.load(path) for path in folders]
+    return Features(run, explained_model(recipe, trust), saved, dict(figures), trust)

@@ -179,3 +179,44 @@ def test_activations_are_the_tensors_of_the_trace(explained):
     for site, (x, y) in zip(sites, pairs, strict=True):
         assert torch.equal(x, trace[site.reads][0])
         assert torch.equal(y, trace[site.writes][0])
+
+
+def test_a_card_is_what_the_model_computes(trained):
+    """Activations, places and effects of a card, each computed again from the text and the weights."""
+    features = pellucid.load_features(trained.path)
+    row = features.active("First Citizen: we are").rows[0]
+    card = features.card(row.layer, row.feature, n_tokens=2048)
+    dictionary, model = features[row.layer], features.model
+    assert card.n_tokens <= 2048
+    assert card.passages[0].activation == max(p.activation for p in card.passages)
+    assert card.passages[0].quantile == 1
+    for passage in card.passages:
+        start, stop = passage.place.file_bytes or (0, 0)
+        with open(passage.place.file, "rb") as file:
+            assert file.read()[start:stop].decode() == passage.token
+        assert passage.activation > dictionary.threshold[row.feature]
+    x = dictionary.W_dec[row.feature] * model.network.final_norm.multiplier
+    effect = x @ model.network.unembed.weight.T
+    effect = (effect - effect.mean())[: model.tokenizer.n_vocab].detach()
+    assert [e.effect for e in card.raised] == pytest.approx(effect.topk(8).values.tolist(), rel=1e-4)
+    assert card.lowered[0].effect == pytest.approx(effect.min().item(), rel=1e-4)
+    token = model.network.blocks[row.layer].norm_2(model.network.embed.token.weight)
+    h = dictionary.pre_activations(token)[:, row.feature].detach()
+    assert card.excited_by[0].effect == pytest.approx(h.max().item(), rel=1e-4)
+    assert f"feature {row.feature} of blocks.{row.layer}.mlp_out" in repr(card)
+
+
+def test_active_features_are_those_of_the_text(trained):
+    features = pellucid.load_features(trained.path)
+    row, values = features.active("To be").rows[0], features.activations("To be")
+    assert row.activation == max(float(v.max()) for v in values.values())
+    assert row.activation == float(values[row.layer][0, row.position, row.feature])
+    assert features.active("To be", more_than="To be").rows == ()
+
+
+def test_a_feature_that_does_not_exist_is_refused(trained):
+    features = pellucid.load_features(trained.path)
+    with pytest.raises(ValueError, match="there is no feature 64: there are 64, from 0 on"):
+        features.card(0, 64)
+    with pytest.raises(KeyError, match="there is no dictionary of layer 9"):
+        features[9]

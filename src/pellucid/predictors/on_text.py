@@ -31,7 +31,7 @@ from pellucid.text.tokens.prepare import prepare_tokens
 from pellucid.text.tokens.store import Tokens, describe_difference
 from pellucid.training.kinds import run_kind
 from pellucid.training.load import read_recipe
-from pellucid.training.recipe import Recipe
+from pellucid.training.recipe import Recipe, TextRecipe
 from pellucid.training.text_parts import input_files, lines_on_skipped
 from pellucid.trust import Trust
 
@@ -209,7 +209,7 @@ def tokens_of(run: Path, recipe: Recipe, progress: Progress | None, *, trust: Tr
 
 
 def text_of_run(
-    run: Path, recipe: Recipe, progress: Progress | None, *, trust: Trust = False
+    run: Path, recipe: TextRecipe, progress: Progress | None, *, trust: Trust = False
 ) -> tuple[Tokens, Split | RowSplit[Any]]:
     """The tokens that a run was trained on, and the documents or rows that they are of, divided as the run did.
 
