@@ -304,17 +304,17 @@ def load(
         provenance = {"folder": str(folder), **facts_on_step(folder, checkpoint, step), **allowed}
         return LanguageModel(network, own, provenance, read_chat_template(folder))
     opened = open_folder(folder := find_folder(model, revision, trust=trust), trust=trust)
-    reads, chat_template, sentences = opened.described(tokenizer)
-    for sentence in sentences:
-        warnings.warn(sentence, LoadWarning, stacklevel=2)
+    rules = opened.text_rules(tokenizer)
+    for note in rules.notes:
+        warnings.warn(note.sentence, LoadWarning, stacklevel=2)
     network = read_network(opened.architecture, opened.ours(), dtype, torch_device)
     check_finite(network, str(folder), allow_nan)
     provenance = {"folder": str(folder), **allowed} | ({} if revision is None else {"revision": revision})
-    if notes := opened.named_so(opened.reading_notes(), Path(model).name):
+    if notes := opened.notes_to_store(rules.notes, Path(model).name):
         provenance["notes"] = notes
     if tokenizer is not None:
         provenance["tokenizer"] = None if isinstance(tokenizer, Tokenizer) else str(tokenizer)
-    return LanguageModel(network, reads, provenance, chat_template)
+    return LanguageModel(network, rules.tokenizer, provenance, rules.chat_template)
 
 
 def known_answer() -> LanguageModel:

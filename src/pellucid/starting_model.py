@@ -109,9 +109,10 @@ def open_starting_model(model: str | Path, revision: str | None = None, *, trust
     else:
         folder, step = open_folder(find_folder(model, revision, trust=trust), trust=trust), ""
         architecture, where = folder.architecture, str(folder.path)
-        tokenizer, template, sentences = folder.described()
-        for sentence in sentences:
-            warnings.warn(sentence, LoadWarning, stacklevel=2)
+        rules = folder.text_rules()
+        tokenizer, template = rules.tokenizer, rules.chat_template
+        for note in rules.notes:
+            warnings.warn(note.sentence, LoadWarning, stacklevel=2)
         weights = folder_weights(folder)
     refuse_not_finite(weights.items(), where)
     path = str(Path(model).resolve()) if Path(model).exists() else str(model)

@@ -254,9 +254,9 @@ def test_their_folders_write_our_targets(name, tmp_path):
         generation["decoder_start_token_id"] = start
         (tmp_path / "hf/generation_config.json").write_text(json.dumps(generation))
         if start == 3:
-            assert open_folder(tmp_path / "hf").tokenizer().start == 3
+            assert open_folder(tmp_path / "hf").text_rules().tokenizer.start == 3
     with pytest.raises(FolderError, match=rf"targets begin with id {start} \(decoder_start_token_id\), for which the"):
-        open_folder(tmp_path / "hf").tokenizer()
+        open_folder(tmp_path / "hf").text_rules()
 
 
 @pytest.mark.parametrize("name", ["mbart", "marian"])

@@ -81,25 +81,14 @@ def convert_command(
             progress=progress,
         )
     if not output.as_json:
-        print(
-            f"{done.folder}: {done.layout}, {done.n_bytes:,} bytes of weights\n{done.parity or 'logits not compared'}"
-        )
-        for note in done.notes:
-            print(note)
-        if done.code:
-            print(
-                "transformers opens it with the code in the folder: from_pretrained(..., trust_remote_code=True), "
-                "see README.md there"
-            )
+        print(done)
     pushed = None
     if output.push is not None:
         from pellucid.hub.push import push as push_to_hub
 
         pushed = push_to_hub(done.folder, output.push)
     if output.as_json:
-        parity = str(done.parity) if done.parity else None
-        facts = {"path": str(done.folder), "layout": done.layout, "n_bytes": done.n_bytes, "parity": parity}
-        print(json.dumps({**facts, "notes": list(done.notes), "needs_code": done.code, "pushed": pushed}))
+        print(json.dumps(done.to_dict() | {"pushed": pushed}))
     elif pushed:
         print(f"pushed to {pushed}")
     return 0

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pellucid.conversion.comparison import compare_conversion
 from pellucid.conversion.layouts import WRITERS
@@ -24,7 +25,7 @@ NO_NGRAM = (
     "The n-gram that the run stores (train --mix auto) is left out: this is the network alone, and its losses are "
     "those without the n-gram."
 )
-#: what is said of a model whose tokenizer cannot be used here (`Folder.own_tokenizer`)
+#: what is said of a model whose tokenizer cannot be used here (`TextRules.why_ids`)
 TOKENIZER_LEFT_OUT = "The tokenizer of the model is left out, because Pellucid cannot use it."
 #: what a card says where rates of dropout are left out
 NO_DROPOUT = "Dropout rates, which matter only in training, are left out: this family has no fields for them."
@@ -46,6 +47,22 @@ class Converted:
     parity: Parity | None
     code: bool = False
     notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.folder}: {self.layout}, {self.n_bytes:,} bytes of weights"]
+        lines += [str(self.parity or "logits not compared"), *self.notes]
+        if self.code:
+            lines.append(
+                "transformers opens it with the code in the folder: from_pretrained(..., trust_remote_code=True), see "
+                "README.md there"
+            )
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result for JSON."""
+        parity = str(self.parity) if self.parity else None
+        facts = {"path": str(self.folder), "layout": self.layout, "n_bytes": self.n_bytes, "parity": parity}
+        return {**facts, "notes": list(self.notes), "needs_code": self.code}
 
 
 @suggest_keywords()
@@ -95,7 +112,7 @@ def convert(
     layout = request.layout
     assert layout is not None
     progress("writing the weights", 0, 0)
-    left_out = notes_on_conversion(model, layout, weights, compare)
+    left_out = notes_on_conversion(model, request)
     code = layout == "huggingface" and request.exported_family is None
     with atomic_output(destination, single_file=layout == "gguf") as folder:
         n_bytes, parity = WRITERS[layout](written, folder, request), None
@@ -109,24 +126,22 @@ def convert(
     return Converted(destination, layout, n_bytes, parity, code, left_out)
 
 
-def notes_on_conversion(
-    model: OpenedModel, layout: Layout, weights: GGUFWeightFormat | None = None, compare: bool = True
-) -> tuple[str, ...]:
-    """What the result lacks, or does otherwise than the model or than `weights` asks, and what no other reader saw."""
-    notes = list(model.notes)
+def notes_on_conversion(model: OpenedModel, request: Request) -> tuple[str, ...]:
+    """What the result lacks, or does otherwise than the model or the request, and what no other reader saw."""
+    notes, layout = list(model.notes), request.layout
     if model.run is not None and (model.run / "ngram").exists():
         notes.append(NO_NGRAM)
-    if model.folder is not None and model.tokenizer is None and model.folder.why_no_tokenizer() != NO_TOKENIZER:
+    if model.texts.why_ids not in ("", NO_TOKENIZER):
         notes.append(TOKENIZER_LEFT_OUT)
     if layout == "gguf" and model.tokenizer is not None:
         notes += notes_on_gguf_tokenizer(model.tokenizer)
-    if layout == "gguf" and weights is not None:
-        notes += notes_on_gguf_weights(model.architecture, weights)
+    if layout == "gguf" and request.weights is not None:
+        notes += notes_on_gguf_weights(model.architecture, request.weights)
     if layout != "huggingface" and model.family is not None and model.folder is not None:
         beside = read_object(model.folder.path, GENERATION) if (model.folder.path / GENERATION).exists() else {}
         if settings := [f"{name} = {beside[name]}"[:40] for name in DRAWING if beside.get(name)]:
             notes.append(f"{GENERATION} of the model sets {', '.join(settings)}, which this layout does not hold.")
-    if compare and model.folder is not None and (why := why_not_compared(model.folder)):
+    if request.compare and model.folder is not None and (why := why_not_compared(model.folder)):
         notes.append(
             f"The source was not compared with another implementation ({why}): what is written has been compared with "
             "Pellucid's own reading of it."

@@ -33,10 +33,10 @@ def write_pellucid(model: OpenedModel, folder: Path, request: Request) -> int:
     write_object(folder / "architecture.json", model.architecture.to_dict())
     if model.tokenizer is not None:
         model.tokenizer.save(folder)
-    elif model.folder is not None:
-        write_model_ids(folder, model.folder.ids())
-    if model.chat_template is not None:
-        write_chat_template(folder, model.chat_template, model.tokenizer.named_end if model.tokenizer else "")
+    else:
+        write_model_ids(folder, model.texts.tokenizer)
+    if model.texts.chat_template is not None:
+        write_chat_template(folder, model.texts.chat_template, model.tokenizer.named_end if model.tokenizer else "")
     write_notes(folder, model.notes)
     write_loader(folder)
     return write_tensors(folder, model.ours, sys.maxsize, request.report_written)
@@ -49,8 +49,8 @@ def write_huggingface(model: OpenedModel, folder: Path, request: Request) -> int
     write_config(folder, a, family, model.tokenizer, dtype_of(model.ours()), model.folder)
     if model.tokenizer is not None:
         write_tokenizer(folder, model.tokenizer, a.n_ctx, a)
-        if model.chat_template is not None:
-            write_chat(folder, model.tokenizer, model.chat_template)
+        if model.texts.chat_template is not None:
+            write_chat(folder, model.tokenizer, model.texts.chat_template)
     if family is not None and model.folder is not None and model.folder.family is not None:
         carry_over(folder, model.folder, family, model.tokenizer is not None)
     if family is None:
@@ -69,7 +69,7 @@ def write_huggingface(model: OpenedModel, folder: Path, request: Request) -> int
 def write_gguf_file(model: OpenedModel, folder: Path, request: Request) -> int:
     """Write one file for llama.cpp."""
     about = {"name": Path(str(model.about.get("source", "model"))).name, "licence": request.licence}
-    about["chat_template"] = None if model.chat_template is None else model.chat_template.source
+    about["chat_template"] = None if model.texts.chat_template is None else model.texts.chat_template.source
     path, weights = folder / request.destination.name, request.weights or "float32"
     return write_gguf(path, model.state(), model.architecture, model.tokenizer, weights, **about)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pellucid.architecture import Architecture
 from pellucid.hub.files import ADAPTER, read_object
-from pellucid.hub.folder import Folder
+from pellucid.hub.folder import Folder, TextRules
 from pellucid.hub.open import find_folder, open_folder, read_network
 from pellucid.hub.tables import Family
 from pellucid.model import Transformer
@@ -21,7 +21,7 @@ from pellucid.runs.checkpoint import metrics_path
 from pellucid.runs.metrics import last_evaluation, part_measured, read_metrics
 from pellucid.runs.run_dir import MACHINE, read_data, read_json
 from pellucid.starting_model import base_weights
-from pellucid.text.chat_template import ChatTemplate, read_chat_template
+from pellucid.text.chat_template import read_chat_template
 from pellucid.text.tokenizers.base import Tokenizer
 from pellucid.training.config import Base
 from pellucid.training.kinds import run_kind
@@ -38,13 +38,17 @@ class OpenedModel:
     """
 
     architecture: Architecture
-    tokenizer: Tokenizer | None
+    texts: TextRules
     ours: Callable[[], Iterator[tuple[str, Tensor]]]
     folder: Folder | None = None
     about: dict[str, Any] = field(default_factory=dict)
     run: Path | None = None
-    chat_template: ChatTemplate | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Its tokenizer, None where its texts are ids."""
+        return self.texts.own_tokenizer
 
     @property
     def family(self) -> Family | None:
@@ -74,17 +78,17 @@ def read_model(
     if not (path / "recipe.json").exists():
         folder = open_folder(path, trust=trust)
         source = Path(given).name + (f" ({revision})" if revision else "")
-        about, (template, why_none) = {"source": source}, folder.chat_template()
+        about, texts = {"source": source}, folder.text_rules()
         if folder.adapter is not None:
             about |= base_on_card(read_object(folder.adapter, ADAPTER).get("base_model_name_or_path"))
-        notes = folder.named_so([*folder.reading_notes(), *why_none], source)
-        return OpenedModel(folder.architecture, folder.tokenizer(), folder.ours, folder, about, None, template, notes)
+        notes = folder.notes_to_store(texts.notes, source)
+        return OpenedModel(folder.architecture, texts, folder.ours, folder, about, None, notes)
     if (kind := run_kind(path)) != "transformer":
         raise FolderError(f"{path} is a run of kind {kind}: only transformers are converted")
     run_recipe = read_recipe(path)
     weights_of_base, device = partial(base_weights, trust=trust), torch.device("cpu")
     network, tokenizer, step = load_run(path, checkpoint, device, weights_of_base, trust=trust)
-    tokenizer = as_trained(tokenizer, run_recipe)
+    texts = TextRules(as_trained(tokenizer, run_recipe), read_chat_template(path))
     state = state_of(network)
     about = {"source": f"{path.name}, step {step}", "data": read_data(path)}
     base, written = run_recipe.record.base, run_recipe.to_dict()
@@ -95,8 +99,8 @@ def read_model(
     about["losses"] = losses_of(rows, step)
     about["part_measured"] = part_of_losses(rows, step)
     about["training"] = training_of(path, rows, step)
-    template, notes = read_chat_template(path), notes_on_base(base, trust)
-    return OpenedModel(network.architecture, tokenizer, lambda: iter(state.items()), None, about, path, template, notes)
+    notes = notes_on_base(base, trust)
+    return OpenedModel(network.architecture, texts, lambda: iter(state.items()), None, about, path, notes)
 
 
 def notes_on_base(base: Base | None, trust: Trust) -> tuple[str, ...]:
@@ -110,7 +114,7 @@ def notes_on_base(base: Base | None, trust: Trust) -> tuple[str, ...]:
             seen.add(path)
             if not (path / "recipe.json").exists():
                 folder = open_folder(path, trust=trust)
-                return folder.named_so(folder.reading_notes(), path.name)
+                return folder.notes_to_store(folder.notes_on_model(), path.name)
             base = read_recipe(path).record.base
         except (ValueError, OSError):  # what is converted is the run, which is complete without it
             break

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -34,12 +34,43 @@ class LoadWarning(UserWarning):
 
 
 @dataclass(frozen=True)
+class Note:
+    """A sentence about a model that was opened.
+
+    affects  texts: how the model's texts are read here; model: what it computes or lacks, which is true of all that is
+             made of it too, so that a saved or converted model has the note with it
+    """
+
+    sentence: str
+    affects: Literal["texts", "model"]
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """How a model's texts are read.
+
+    tokenizer  reads ids where the files hold no tokenizer that can be used; `why_ids` says then what they hold
+    notes      what differs from what a user may expect
+    """
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    why_ids: str = ""
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def own_tokenizer(self) -> Tokenizer | None:
+        """None where it reads ids."""
+        return None if isinstance(self.tokenizer, IdTokenizer) else self.tokenizer
+
+
+@dataclass(frozen=True)
 class Folder:
     """A model folder. `config` is the hub's config.json, {} in our layout; `family` is None for our layout.
 
     `adapter` is the folder of low-rank changes to the model in `path`, whose tokenizer and chat template are used where
     it has them; `files` are the mapped files behind `shards`; `tower` is set where the folder's model reads images too,
-    and this is its language model alone.
+    and this is its language model alone; `file_notes` are sentences about the files themselves.
     """
 
     path: Path
@@ -51,6 +82,7 @@ class Folder:
     adapter: Path | None = None
     files: Shards | None = None
     tower: TextTower | None = None
+    file_notes: tuple[str, ...] = ()
 
     @property
     def their_class(self) -> str:
@@ -73,16 +105,19 @@ class Folder:
             return "an adapter is added to its weights as they are read"
         return ""
 
-    def described(
-        self, tokenizer: Tokenizer | str | Path | None = None
-    ) -> tuple[Tokenizer, ChatTemplate | None, list[str]]:
-        """What reads its texts, `ids` where no tokenizer can; its chat template; and warnings about both and itself."""
-        own = self.tokenizer(tokenizer)
-        reads = self.ids() if own is None else own
-        chat_template, why_none = self.chat_template()
-        return reads, chat_template, [*self.notes(reads), *why_none]
+    def text_rules(self, replacement: Tokenizer | str | Path | None = None) -> TextRules:
+        """How texts are read, by the folder's tokenizer or by `replacement`, a tokenizer or its file.
 
-    def own_tokenizer(self) -> tuple[Tokenizer | None, str]:
+        Raises FolderError if text has ids without a row of the embedding.
+        """
+        own, why_ids = self.stored_tokenizer() if replacement is None else (replacement, "")
+        tokenizer = self.ids() if own is None else self.checked_tokenizer(own)
+        chat_template, why_none = self.stored_chat_template()
+        notes = [Note(sentence, "texts") for sentence in self.notes_on_texts(tokenizer, why_ids)]
+        notes += [*self.notes_on_model(), *(Note(sentence, "model") for sentence in why_none)]
+        return TextRules(tokenizer, chat_template, why_ids, tuple(notes))
+
+    def stored_tokenizer(self) -> tuple[Tokenizer | None, str]:
         """The tokenizer of the folder, an adapter's own before its base's; or None, and what is said of the folder."""
         folders = [self.path] if self.adapter is None else [self.adapter, self.path]
         source = next((folder for folder in folders if tokenizer_files(folder)), None)
@@ -96,14 +131,8 @@ class Folder:
             return None, f"holds a tokenizer with {LANGUAGES}"
         return tokenizer, ""
 
-    def tokenizer(self, replacement: Tokenizer | str | Path | None = None) -> Tokenizer | None:
-        """The folder's tokenizer, or `replacement`, a tokenizer or its file; None if there is none that can be used.
-
-        Raises FolderError if text has ids without a row of the embedding. `notes` describes other differences.
-        """
-        source = self.own_tokenizer()[0] if replacement is None else replacement
-        if source is None:
-            return None
+    def checked_tokenizer(self, source: Tokenizer | str | Path) -> Tokenizer:
+        """A tokenizer, or the one in a file, with the ids of the model."""
         if not isinstance(source, Tokenizer):
             source = load_tokenizer(source, trust=self.trust, ends=self.end_ids)
         if self.architecture.encoder is not None and language_codes(source):
@@ -117,11 +146,7 @@ class Folder:
         # an id without a token is never generated, so that it ends nothing
         return source.with_model_ids(self.start_id, ids_in(self.end_ids, source.n_vocab))
 
-    def why_no_tokenizer(self) -> str:
-        """What is said of a model without one."""
-        return self.own_tokenizer()[1]
-
-    def chat_template(self) -> tuple[ChatTemplate | None, list[str]]:
+    def stored_chat_template(self) -> tuple[ChatTemplate | None, list[str]]:
         """The folder's chat template, an adapter's own before its base's, None if it has none that can be used; a
         sentence says what is wrong with it.
         """
@@ -174,13 +199,12 @@ class Folder:
         """The stand-in tokenizer that reads ids."""
         return IdTokenizer(self.architecture.n_vocab, self.end_ids, self.start_id)
 
-    def notes(self, tokenizer: Tokenizer) -> list[str]:
-        """Warnings about the model with this tokenizer, one sentence each."""
+    def notes_on_texts(self, tokenizer: Tokenizer, why_ids: str) -> list[str]:
+        """What a user may not expect of texts that this tokenizer reads, one sentence each."""
         rows, ids, notes = self.architecture.n_vocab, tokenizer.n_vocab, []
-        if isinstance(tokenizer, IdTokenizer):
+        if why_ids:
             notes.append(
-                f"{self.path} {self.why_no_tokenizer()}: texts are ids in digits, such as '1 0 2', unless "
-                "tokenizer=PATH gives one"
+                f"{self.path} {why_ids}: texts are ids in digits, such as '1 0 2', unless tokenizer=PATH gives one"
             )
         if rows > ids:
             notes.append(
@@ -192,13 +216,11 @@ class Folder:
                 f"{self.path}: the embedding has {rows:,} rows, and special tokens of the tokenizer have ids beyond "
                 f"them, which the model cannot read: {first_five(names)}"
             )
-        return [*notes, *self.reading_notes()]
+        return notes
 
-    def reading_notes(self) -> list[str]:
-        """What was left out or done otherwise when the files were read, one sentence each: it is true of all that is
-        made of the model too, so that a saved model has the notes of the one that it was made of.
-        """
-        notes = self.kept_notes()
+    def notes_on_model(self) -> list[Note]:
+        """What was left out or done otherwise when the files were read, one sentence each."""
+        notes = self.stored_notes()
         if self.tower is not None:
             notes.append(
                 f"{self.path} holds a model for texts and images ({self.tower.model_class}): its language model is "
@@ -220,10 +242,10 @@ class Folder:
                 f"{self.path}: transformers begins every target with token {forced} (forced_bos_token_id), which is "
                 "not done here: give that token as the prompt"
             )
-        return notes
+        return [Note(sentence, "model") for sentence in (*notes, *self.file_notes)]
 
-    def kept_notes(self) -> list[str]:
-        """The notes that are kept beside a model in our layout, a line each."""
+    def stored_notes(self) -> list[str]:
+        """The notes that a model in our layout has beside it, a line each."""
         if self.config or not (self.path / NOTES).exists():
             return []
         notes = read_object(self.path, NOTES).get("notes")
@@ -231,11 +253,12 @@ class Folder:
             raise FolderError(f"{self.path / NOTES}: notes = {str(notes)[:60]}: expected a list of sentences")
         return [" ".join(note.split()) for note in notes]
 
-    def named_so(self, notes: Iterable[str], name: str) -> tuple[str, ...]:
-        """The notes with the name of the model in the place of its paths here, which mean nothing elsewhere."""
+    def notes_to_store(self, notes: Iterable[Note], name: str) -> tuple[str, ...]:
+        """The notes on the model, with its name in the place of its paths here, which mean nothing elsewhere."""
+        sentences = [note.sentence for note in notes if note.affects == "model"]
         for path in filter(None, (self.path, self.adapter)):
-            notes = [note.replace(str(path), name) for note in notes]
-        return tuple(notes)
+            sentences = [sentence.replace(str(path), name) for sentence in sentences]
+        return tuple(sentences)
 
 
 def out_of_range_tokens(tokenizer: Tokenizer, rows: int) -> list[str]:

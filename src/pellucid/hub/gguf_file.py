@@ -6,7 +6,7 @@ in fewer bits (q8_0, q4_0, ...) are turned into float32 as they are read, one at
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,26 +130,15 @@ class GGUFFile(Folder):
     """A model in one file, whose entries beside the tensors are `keys`."""
 
     keys: Mapping[str, Any] = field(default_factory=dict)
-    unread: Sequence[str] = ()
-    """entries of the architecture that were not read"""
-    formats: Sequence[tuple[str, int]] = ()
-    """the number formats of the tensors, and how many have each"""
 
-    def tokenizer(self, replacement: Tokenizer | str | Path | None = None) -> Tokenizer | None:
-        tokenizer = self.own_tokenizer()[0] if replacement is None else replacement
-        return None if tokenizer is None else super().tokenizer(tokenizer)
-
-    def own_tokenizer(self) -> tuple[Tokenizer | None, str]:
+    def stored_tokenizer(self) -> tuple[Tokenizer | None, str]:
         """The tokenizer that the keys describe, or None and why it cannot be used."""
         try:
             return tokenizer_from(self.keys), ""
         except TokenizerError as error:
-            return None, str(error)
+            return None, f"holds a tokenizer that cannot be used ({error})"
 
-    def why_no_tokenizer(self) -> str:
-        return f"holds a tokenizer that cannot be used ({self.own_tokenizer()[1]})"
-
-    def chat_template(self) -> tuple[ChatTemplate | None, list[str]]:
+    def stored_chat_template(self) -> tuple[ChatTemplate | None, list[str]]:
         source = self.keys.get("tokenizer.chat_template")
         if source is None:
             return None, []
@@ -165,21 +154,6 @@ class GGUFFile(Folder):
     def end_ids(self) -> list[int]:
         end = self.keys.get("tokenizer.ggml.eos_token_id")
         return [end] if type(end) is int and 0 <= end < self.architecture.n_vocab else []
-
-    def reading_notes(self) -> list[str]:
-        notes = super().reading_notes()
-        if self.unread:
-            notes.append(
-                f"{self.path} has unknown entries, which are ignored: {first_five(list(self.unread))}; if one of them "
-                "changes what the model computes, the result here differs"
-            )
-        if any(name not in EXACT for name, _ in self.formats):
-            counts = ", ".join(f"{n} tensors as {name}" for name, n in self.formats)
-            notes.append(
-                f"{self.path} holds {counts}: they are converted to float32, and keep the rounding with which they "
-                "were stored"
-            )
-        return notes
 
 
 def open_gguf(path: Path) -> GGUFFile:
@@ -225,8 +199,19 @@ def open_gguf(path: Path) -> GGUFFile:
             f"{path}: unexpected tensor {extra[0]}: the reader of {kind} has no place for it, so the file computes "
             "something else; give the model's Hugging Face folder"
         )
+    notes, formats = [], tensors.formats()
+    if unread:
+        notes.append(
+            f"{path} has unknown entries, which are ignored: {first_five(unread)}; if one of them changes what the "
+            "model computes, the result here differs"
+        )
+    if any(name not in EXACT for name, _ in formats):
+        counts = ", ".join(f"{n} tensors as {name}" for name, n in formats)
+        notes.append(
+            f"{path} holds {counts}: they are converted to float32, and keep the rounding with which they were stored"
+        )
     ours = LazyStateDict(tensors, entries, family)
-    return GGUFFile(path, a, None, {}, ours, keys=keys, unread=unread, formats=tensors.formats())
+    return GGUFFile(path, a, None, {}, ours, file_notes=tuple(notes), keys=keys)
 
 
 def family_of_file(kind: str, own: Mapping[str, Any]) -> Family:

@@ -133,7 +133,7 @@ def write_object(path: Path, values: dict[str, Any]) -> None:
 
 
 def write_notes(folder: Path, notes: Sequence[str]) -> None:
-    """Keep what was said of a model beside it, in our layout: `Folder.reading_notes` says it again."""
+    """Keep what was said of a model beside it, in our layout: `Folder.notes_on_model` says it again."""
     if notes:
         write_object(folder / NOTES, {"notes": list(notes)})
 
