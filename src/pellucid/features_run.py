@@ -4,16 +4,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
+from pellucid.features.attribution_graph import AttributionGraph, attribution_graph
 from pellucid.features.cards import READ_TOKENS, ActiveFeature, ActiveFeatures, FeatureCard, feature_card
 from pellucid.features.dictionary import Dictionary, DictionaryError, SavedDictionary
 from pellucid.features.recipe import FeaturesRecipe, make_features_recipe, read_features_recipe
 from pellucid.features.training import FeaturesTrainable
 from pellucid.language_model import LanguageModel, load
+from pellucid.lens.core.inputs import InputOptions
 from pellucid.model.weights import state_of
 from pellucid.option_values import check_given_once, suggest_keywords
 from pellucid.predictors.on_text import text_of_run
@@ -133,10 +135,15 @@ class Features:
 
     def __getitem__(self, layer: int) -> Dictionary:
         """The dictionary of a layer."""
+        return self.of_layer(layer).dictionary
+
+    def of_layer(self, layer: int) -> SavedDictionary:
+        """The dictionary of a layer, and where it stands. Raises DictionaryError where there is none."""
         for one in self.saved:
             if one.site.layer == layer:
-                return one.dictionary
-        raise KeyError(f"there is no dictionary of layer {layer}: there are {[one.site.layer for one in self.saved]}")
+                return one
+        layers = ", ".join(str(one.site.layer) for one in self.saved)
+        raise DictionaryError(f"there is no dictionary of layer {layer}: there are those of {layers}")
 
     def active(self, text: str, *, more_than: str = "", k: int = 12) -> ActiveFeatures:
         """The features that are active in a text, each at the position of its largest activation, the highest first.
@@ -162,8 +169,13 @@ class Features:
         `n_tokens` are read of the text of the run, evenly spread. Raises DictionaryError for a feature that does not
         exist, and RecipeError where the text has changed.
         """
-        (saved,) = [one for one in self.saved if one.site.layer == layer]
-        return feature_card(self.model, saved, feature, self.text, n_tokens=n_tokens)
+        return feature_card(self.model, self.of_layer(layer), feature, self.text, n_tokens=n_tokens)
+
+    def graph(self, text: str, *, pos: int = -1, **options: Unpack[InputOptions]) -> AttributionGraph:
+        """The attribution graph of what the model predicts at a position of a text
+        (`pellucid.features.attribution_graph.attribution_graph`).
+        """
+        return attribution_graph(self.model, text, self.saved, pos=pos, **options)
 
     @cached_property
     def text(self) -> PartText:

@@ -218,5 +218,5 @@ def test_a_feature_that_does_not_exist_is_refused(trained):
     features = pellucid.load_features(trained.path)
     with pytest.raises(ValueError, match="there is no feature 64: there are 64, from 0 on"):
         features.card(0, 64)
-    with pytest.raises(KeyError, match="there is no dictionary of layer 9"):
+    with pytest.raises(ValueError, match="there is no dictionary of layer 9: there are those of 0, 1"):
         features[9]

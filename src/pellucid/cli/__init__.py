@@ -21,7 +21,7 @@ from typing import Any
 
 import tyro
 
-from pellucid.cli.command_groups import COMMAND_GROUPS
+from pellucid.cli.command_groups import COMMAND_GROUPS, DEFAULT_COMMANDS
 from pellucid.cli.commands import COMMANDS as MODEL_COMMANDS
 from pellucid.cli.commands import FAILED, NUMERICS, OK, WRONG_INPUT
 from pellucid.cli.completion import completion
@@ -49,11 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = [*arguments[1:], "--help"]
     if group := COMMAND_GROUPS.get(next(iter(arguments), "")):
         (commands, about), program = group, f"pellucid {arguments[0]}"
-        arguments = arguments[1:]
-        if program == "pellucid runs" and not arguments:
-            arguments = ["list"]
-        if program == "pellucid sources" and arguments and arguments[0][:1] != "-" and arguments[0] not in commands:
-            arguments = ["find", *arguments]
+        default, arguments = DEFAULT_COMMANDS.get(arguments[0], ""), arguments[1:]
+        # `runs` alone lists them; the others need to know what of
+        names_none = bool(arguments) and arguments[0][:1] != "-" and arguments[0] not in commands
+        if default and (names_none if default != "list" else not arguments):
+            arguments = [default, *arguments]
 
     def chosen() -> int:
         if arguments[:1] not in ([name] for name in commands):

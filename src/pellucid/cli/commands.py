@@ -12,7 +12,6 @@ from tyro.conf import Positional, UseAppendAction
 
 from pellucid.cli.chat import chat_command
 from pellucid.cli.conversion import convert_command
-from pellucid.cli.features import features_command
 from pellucid.cli.inspect import inspect_command
 from pellucid.cli.loading import loaded_from, mixed_from, transformer_of
 from pellucid.cli.look import look_command
@@ -335,7 +334,6 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "serve": serve_command,
     "look": look_command,
     "inspect": inspect_command,
-    "features": features_command,
     "convert": convert_command,
     "plan": plan_command,
     "report": report_command,

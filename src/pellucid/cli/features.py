@@ -1,13 +1,34 @@
-"""The command that trains dictionaries of a model's features."""
+"""The commands that learn sparse features of a model, show them, and draw graphs of its predictions."""
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction
 
-from pellucid.cli.options import DEVICE, MODEL, TrustOption, above, at_least, command, option, trust_of
+from pellucid.cli.options import (
+    DEVICE,
+    FOLDER,
+    MODEL,
+    OptionError,
+    TrustOption,
+    above,
+    at_least,
+    command,
+    option,
+    trust_of,
+)
 from pellucid.cli.train import OutputOptions, parse_fields, print_end
+
+if TYPE_CHECKING:
+    from pellucid.features_run import Features
+
+#: an argument: the folder of a run of dictionaries
+FeaturesRun = Annotated[Positional[str], option("FEATURES"), FOLDER]
+#: options of the commands that read dictionaries
+AsJson = Annotated[bool, option(name="json")]
 
 
 @dataclass(frozen=True)
@@ -50,7 +71,7 @@ class FeatureOutputOptions(OutputOptions):
 
 
 @command
-def features_command(
+def train_features_command(
     model: Annotated[Positional[str], option("MODEL"), MODEL],
     texts: Annotated[Positional[tuple[str, ...]], option("[TEXT ...]")] = (),
     *,
@@ -70,8 +91,8 @@ def features_command(
         set_: Set a field of the run, such as k=16 or train.learning_rate=0.002.
 
     Examples:
-        pellucid features runs/my_texts --minutes 5
-        pellucid features gpt2/ my_texts/ --tensor resid_post --out runs/features
+        pellucid features train runs/my_texts --minutes 5
+        pellucid features train gpt2/ my_texts/ --tensor resid_post --out runs/f
     """
     import pellucid
 
@@ -97,3 +118,106 @@ def features_command(
         trust=trust_of(dictionaries.trust),
     )
     return print_end(run, output)
+
+
+def opened_features(run: str, trust: Any) -> "Features":
+    """The dictionaries in the folder of their run."""
+    import pellucid
+
+    return pellucid.load_features(run, trust=trust_of(trust))
+
+
+@command
+def active_features_command(
+    run: FeaturesRun,
+    text: Annotated[Positional[str], option("TEXT")],
+    *,
+    more_than: Annotated[str, option("TEXT", default="all that are active")] = "",
+    as_json: AsJson = False,
+    trust: TrustOption = "no",
+) -> int:
+    """List the features that are active in a text, the highest first.
+
+    Args:
+        run: Use the dictionaries of this run.
+        text: Let the model read this text.
+        more_than: List the features that are higher than in this other text, by how much.
+        as_json: Print all of them as JSON.
+
+    Examples:
+        pellucid features active runs/my_texts/features "the king of England"
+        pellucid features active runs/my_texts/features "king" --more-than "queen"
+    """
+    result = opened_features(run, trust).active(text, more_than=more_than)
+    print(json.dumps([row._asdict() for row in result.rows], ensure_ascii=False) if as_json else result)
+    return 0
+
+
+@command
+def feature_card_command(
+    run: FeaturesRun,
+    feature: Annotated[Positional[str], option("LAYER.NUMBER")],
+    *,
+    tokens: Annotated[int | None, option("N", default="65,536"), at_least(1)] = None,
+    as_json: AsJson = False,
+    trust: TrustOption = "no",
+) -> int:
+    """Show where a feature is active in the training text, and what it raises.
+
+    Args:
+        run: Use the dictionaries of this run.
+        feature: Show this feature, such as 0.638: number 638 of layer 0.
+        tokens: Read this many tokens of the training text, evenly spread.
+        as_json: Print the card as JSON.
+
+    Examples:
+        pellucid features card runs/my_texts/features 0.638
+        pellucid features card runs/my_texts/features 1.17 --tokens 200000
+    """
+    from pellucid.features.cards import READ_TOKENS
+
+    layer, _, number = feature.partition(".")
+    if not (layer.isdigit() and number.isdigit()):
+        raise OptionError(f"{feature!r} is no feature: expected LAYER.NUMBER, such as 0.638")
+    card = opened_features(run, trust).card(int(layer), int(number), n_tokens=tokens or READ_TOKENS)
+    print(json.dumps(asdict(card), ensure_ascii=False) if as_json else card)
+    return 0
+
+
+@command
+def feature_graph_command(
+    run: FeaturesRun,
+    text: Annotated[Positional[str], option("TEXT")],
+    *,
+    position: Annotated[int, option("N", default="the last")] = -1,
+    all_nodes: Annotated[bool, option()] = False,
+    as_json: AsJson = False,
+    trust: TrustOption = "no",
+) -> int:
+    """Draw the attribution graph of what the model predicts after a text.
+
+    Every node is an exact sum of its inputs: features, tokens, and the errors of the dictionaries.
+
+    Args:
+        run: Use the dictionaries of this run.
+        text: Explain the prediction after this text.
+        position: Explain the prediction at this position of the text instead.
+        all_nodes: Leave no node out, however small its influence.
+        as_json: Print nodes and edges as JSON.
+
+    Examples:
+        pellucid features graph runs/my_texts/features "My lord, the king is"
+        pellucid features graph runs/my_texts/features "To be, or not" --json
+    """
+    graph = opened_features(run, trust).graph(text, pos=position)
+    graph = graph if all_nodes else graph.prune()
+    print(json.dumps(graph.to_dict(), ensure_ascii=False) if as_json else graph)
+    return 0
+
+
+FEATURE_COMMANDS: dict[str, Callable[..., int]] = {
+    "train": train_features_command,
+    "active": active_features_command,
+    "card": feature_card_command,
+    "graph": feature_graph_command,
+}

@@ -1,0 +1,55 @@
+"""The commands of features, from a small run to a graph of one of its predictions."""
+
+import json
+
+import pytest
+
+import pellucid
+from pellucid.cli import main
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, shakespeare):
+    folder = tmp_path_factory.mktemp("features_command")
+    (folder / "text.txt").write_text(shakespeare[:30_000])
+    fields = {"n_layers": 2, "d_model": 16, "n_heads": 2, "n_ctx": 32, "batch": 4, "device": "cpu", "vocabulary": 300}
+    run = pellucid.train(folder / "text.txt", out=folder / "run", steps=10, fields=fields, show=False).path
+    assert main(["features", str(run), "--steps", "4", "--n-features", "48", "--active", "4", "--quiet"]) == 0
+    return run
+
+
+def printed(capsys, *arguments):
+    capsys.readouterr()
+    assert main(["features", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_from_a_run_to_a_graph(run, capsys):
+    rows = json.loads(printed(capsys, "active", run / "features", "First Citizen", "--json"))
+    features = pellucid.load_features(run / "features")
+    assert rows == [row._asdict() for row in features.active("First Citizen").rows]
+    name = f"{rows[0]['layer']}.{rows[0]['feature']}"
+    card = json.loads(printed(capsys, "card", run / "features", name, "--tokens", "1000", "--json"))
+    assert card["feature"] == rows[0]["feature"]
+    assert card["passages"][0]["place"]["file"].endswith("text.txt")
+    assert "times" not in printed(capsys, "card", run / "features", name, "--tokens", "1000")
+    assert "nodes" in printed(capsys, "graph", run / "features", "First Citizen")
+    whole = json.loads(printed(capsys, "graph", run / "features", "First Citizen", "--all-nodes", "--json"))
+    assert whole == json.loads(json.dumps(features.graph("First Citizen").to_dict()))
+    assert "higher" not in printed(capsys, "active", run / "features", "First", "--more-than", "Citizen")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["card", "features", "638"], "'638' is no feature: expected LAYER.NUMBER, such as 0.638"),
+        (["card", "features", "0.99"], "there is no feature 99: there are 48, from 0 on"),
+        (["card", "features", "7.1"], "there is no dictionary of layer 7"),
+        (["active", ".", "text"], "is a run of kind transformer: open it with pellucid.load(...)"),
+        (["train", "features"], "is a run of kind features"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments, message, run, capsys):
+    name, folder, *rest = arguments
+    assert main(["features", name, str(run / folder), *rest]) == 2
+    assert message in capsys.readouterr().err
