@@ -21,6 +21,7 @@ PAGES += [*sorted((ROOT / "docs").glob("*.md")), *EXPERIMENTS, *DECISIONS]
 #: what takes minutes on a page, and what is run in its place
 SHORTER = {
     r"(--resume .*)--minutes [\d.]+": r"\1--steps=4",
+    r"(pellucid features .*)--minutes [\d.]+": r"\1--steps=3",
     r"--minutes [\d.]+": "--steps 3 --set n_layers=1 --set d_model=48 --set n_ctx=32",
     r"--steps \d+": "--steps 3",
     r"--vocabulary \d+": "--vocabulary 300",

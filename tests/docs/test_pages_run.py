@@ -17,7 +17,7 @@ def test_tutorial(desk: Path, capfd: pytest.CaptureFixture[str]):
     assert (desk / "runs" / "my_texts" / "report.html").exists()
 
 
-@pytest.mark.parametrize("name", ["install", "other-software", "sources"])
+@pytest.mark.parametrize("name", ["install", "other-software", "sources", "features"])
 def test_a_page_about_runs_that_are_there(name: str, desk_with_runs: Path, capfd: pytest.CaptureFixture[str]):
     run_page(page(f"docs/{name}.md"))
 
