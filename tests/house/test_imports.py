@@ -57,6 +57,7 @@ FOREIGN = {
     "fastapi": {"serve", "look"},
     "uvicorn": {"serve", "look"},
     "prometheus_client": {"serve"},
+    "llguidance": {"generate"},
 }
 
 

@@ -214,7 +214,6 @@ def test_without_a_limit_an_answer_has_the_rest_of_the_context(client):
     ("changes", "sentence"),
     [
         ({"tool_choice": "required", "tools": [{"type": "function"}]}, "tool_choice is not done here"),
-        ({"response_format": {"type": "json_object"}}, "response_format is not done here"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}]}, "has no content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "part of type 'image_url'"),
@@ -342,7 +341,7 @@ def test_hosted_tools_and_fields_that_change_nothing_are_accepted_by_responses(h
             "max_completion_tokens = 5000",
         ),
         ("chat/completions", {"messages": [{"role": "user", "content": "x" * 200}]}, "messages", "the prompt has"),
-        ("chat/completions", {"messages": MESSAGES, "response_format": {"type": "x"}}, "response_format", "not done"),
+        ("chat/completions", {"messages": MESSAGES, "response_format": {"type": "x"}}, "response_format", "expected"),
         (
             "chat/completions",
             {"messages": [{"role": "a", "content": "", "audio": 1}]},
@@ -506,11 +505,14 @@ def test_openais_package_reads_the_events(client):
     ("changes", "sentence"),
     [
         ({"tool_choice": {"type": "web_search"}}, "tool_choice is not done here"),
-        ({"text": {"format": {"type": "json_object"}}}, "text: format is not done here"),
+        ({"response_format": {"type": "json_object"}}, "response_format is called text.format on this route"),
         ({"previous_response_id": "resp_1"}, "previous_response_id is not done here"),
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input.0: an item of type 'fun"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "'input_image'"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text: format is not done here"),
+        (
+            {"text": {"format": {"type": "json_schema"}}},
+            "text.format: expected type text, json_object, or json_schema with a schema",
+        ),
         ({"top_logprobs": 2}, "top_logprobs applies to include"),
         ({"max_tokens": 3}, "max_tokens is called max_output_tokens on this route"),
         ({"max_completion_tokens": 3}, "max_completion_tokens is called max_output_tokens"),

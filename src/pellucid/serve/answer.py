@@ -10,6 +10,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from pellucid.generate.grammars import Grammar
 from pellucid.generate.readers import TapFactory
 from pellucid.serve.generation import Generation, TokenEvent, TokenScore, TooLargeError
 from pellucid.serve.protocol import SamplingBody
@@ -38,6 +39,7 @@ class Answer:
     echo        whether the prompt's tokens are scored
     stop_ids    tokens that end a text, besides the tokenizer's own
     sources     what an encoder reads for each prompt
+    grammar     what every text follows (`ServedModel.grammar`)
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Answer:
         echo: bool = False,
         stop_ids: frozenset[int] = frozenset(),
         sources: Sequence[Sequence[int]] | None = None,
+        grammar: Grammar | None = None,
     ):
         self.model, self.body, self.n = model, body, n
         self.outbox, self.created = model.outbox(asyncio.get_running_loop()), time.time()
@@ -78,6 +81,7 @@ class Answer:
                 echo=echo,
                 taps=taps,
                 sources=inputs,
+                grammar=None if grammar is None else grammar.start(),
             )
             for number, ids in enumerate(prompts)
             for sample in range(n)

@@ -96,6 +96,7 @@ async def answer_chat(model: ServedModel, body: ChatBody, request: Request) -> R
         tools=body.tools or (),
         room=room_to_keep(model, body.truncation, max_tokens),
     )
+    grammar = await model.grammar(body.form, prompt.ends)
     headers = prompt.headers(["tools"] if body.tools and not model.reads_tools else [])
     answer = Answer(
         model,
@@ -106,6 +107,7 @@ async def answer_chat(model: ServedModel, body: ChatBody, request: Request) -> R
         n=body.n or 1,
         n_top=(body.top_logprobs or 0) if body.logprobs else -1,
         stop_ids=prompt.ends,
+        grammar=grammar,
     )
     about = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(answer.created), "model": model.name}
     if body.stream:

@@ -95,6 +95,7 @@ async def answer_completion(model: ServedModel, body: CompletionBody, request: R
     """The response, whole or streamed."""
     # a long text takes long to encode, as a large edit to read, and other streams go on meanwhile
     prompts, sources, taps = await in_thread(lambda: (*read_body(model, body), model.taps(body.edits)))
+    grammar = await model.grammar(body.form, frozenset(model.tokenizer.ends))
     answer = Answer(
         model,
         body,
@@ -105,6 +106,7 @@ async def answer_completion(model: ServedModel, body: CompletionBody, request: R
         n_top=body.logprobs if body.logprobs is not None else 0 if body.n_samples > (body.n or 1) else -1,
         echo=bool(body.echo) and body.logprobs is not None,
         sources=sources,
+        grammar=grammar,
     )
     about = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion"}
     about |= {"created": int(answer.created), "model": model.name}

@@ -283,6 +283,7 @@ class Engine:
         for row, is_finite in enumerate(torch.isfinite(logits[:, : self.n_allowed].amax(-1)).tolist()):
             if not is_finite:
                 errors.setdefault(row, LogitsError(NONFINITE_LOGITS))
+        logits = self.mask_by_grammars(generations, logits, errors)
         tokens = [0] * len(generations)
         for sampling in {g.sampling for g in generations}:
             rows = [r for r, g in enumerate(generations) if g.sampling == sampling and r not in errors]
@@ -302,6 +303,23 @@ class Engine:
                 generation.fail(error)
                 goes_on.append(False)
         return goes_on
+
+    def mask_by_grammars(
+        self, generations: Sequence[Generation], logits: Tensor, errors: dict[int, Exception]
+    ) -> Tensor:
+        """The logits, minus infinity for tokens that a row's grammar does not allow; where it allows none, the error is
+        noted. Rows without a grammar are unchanged.
+        """
+        by_row = {row: g.grammar for row, g in enumerate(generations) if g.grammar is not None and row not in errors}
+        masked = logits.clone() if by_row else logits
+        for row, grammar in by_row.items():
+            try:
+                allowed = grammar.allowed()[: logits.size(1)].to(logits.device)
+                masked[row] = -torch.inf
+                masked[row, : len(allowed)] = logits[row, : len(allowed)].where(allowed, -torch.inf)
+            except Exception as error:
+                errors[row] = error
+        return masked
 
     def choose(self, generations: Sequence[Generation], logits: Tensor, rows: Sequence[int]) -> list[int]:
         """The next tokens of some rows, which are sampled alike."""
@@ -334,6 +352,8 @@ class Engine:
         self.note_time(generation)
         if token in self.tokenizer.ends or token in generation.stop_ids:
             state.finish_reason = "end"
+        elif generation.completes_grammar(token):
+            state.finish_reason = "stop"
         elif len(state.generated) == generation.max_tokens:
             state.finish_reason = "length"
         text = generation.writer.push(token)

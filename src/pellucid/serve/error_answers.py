@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from pellucid.generate.errors import LogitsError
+from pellucid.serve.answer_forms import FormError
 from pellucid.serve.generation import QueueFullError, StoppingError, TooLargeError
 from pellucid.serve.protocol import error_body
 
@@ -64,6 +65,8 @@ def error_answer(error: Exception) -> tuple[int, dict[str, Any]]:
         return 503, error_body(str(error), "server_error", "server_stopping")
     if isinstance(error, TooLargeError):
         return 400, error_body(str(error), "invalid_request_error", error.code, error.parameter)
+    if isinstance(error, FormError):
+        return 400, error_body(str(error), "invalid_request_error", "invalid_form", error.field)
     if isinstance(error, LogitsError):
         return 500, error_body(str(error), "server_error", "logits_not_finite")
     if isinstance(error, ValueError):

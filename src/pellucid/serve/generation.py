@@ -1,5 +1,6 @@
 """One sequence of a request: its options, how far it is, and what the engine emits about it."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from pellucid.generate.encoder_inputs import NO_SOURCES, NoSources
 from pellucid.generate.errors import GenerationError
+from pellucid.generate.grammars import GrammarState
 from pellucid.generate.readers import NO_TAPS, SequenceState, TapFactory
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.text import Writer
@@ -95,6 +97,7 @@ class Generation:
     echo      log-probabilities of the prompt's tokens are wanted too: `prompt_scores`, None for the first token
     taps      the edits that are made at every step
     sources   what an encoder reads
+    grammar   the text follows it; its log-probabilities are then those of the tokens that the grammar allows
     """
 
     prompt_ids: Sequence[int]
@@ -110,6 +113,7 @@ class Generation:
     echo: bool = False
     taps: TapFactory = NO_TAPS
     sources: SharedSources = field(default_factory=SharedSources)
+    grammar: GrammarState | None = None
     prompt_scores: list[TokenScore | None] = field(default_factory=list)
     cached_tokens: int = 0
     cancelled: bool = False
@@ -140,6 +144,13 @@ class Generation:
         """The last token of the text so far."""
         return (self.state.generated or self.prompt_ids)[-1]
 
+    def completes_grammar(self, token: int) -> bool:
+        """Whether the text of the grammar is complete with this token, and nothing can follow it."""
+        if self.grammar is None:
+            return False
+        self.grammar.push(token)
+        return self.grammar.is_complete
+
     def fail(self, error: Exception) -> None:
         """Tell that this sequence has ended, and why."""
         self.failed = True
@@ -153,7 +164,8 @@ class Generation:
 def token_scores(logits: Tensor, tokens: Sequence[int], n_top: int, n_known: int) -> list[TokenScore]:
     """log softmax of each row of logits [pos, n_vocab] at its token and at the `n_top` likeliest below `n_known`.
 
-    Rows of the network that stand for no token have their share of the probability, and are not named.
+    Rows of the network that stand for no token have their share of the probability, and are not named; nor are tokens
+    of probability 0, which a grammar does not allow.
     """
     log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     chosen = log_probs[torch.arange(len(tokens)), list(tokens)].tolist()
@@ -162,6 +174,6 @@ def token_scores(logits: Tensor, tokens: Sequence[int], n_top: int, n_known: int
     known = log_probs[:, :n_known]
     top = known.topk(min(n_top, known.size(-1)))
     return [
-        TokenScore(token, log_prob, tuple(zip(ids, values, strict=True)))
+        TokenScore(token, log_prob, tuple((i, v) for i, v in zip(ids, values, strict=True) if v > -math.inf))
         for token, log_prob, ids, values in zip(tokens, chosen, top.indices.tolist(), top.values.tolist(), strict=True)
     ]

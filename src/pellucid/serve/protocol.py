@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from pellucid.edits import Edit, EditError
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.text import TEMPERATURE
+from pellucid.serve.answer_forms import FORM_FIELDS, asked_form
 
 #: samples of one prompt
 MAX_SAMPLES = 8
@@ -156,14 +157,6 @@ class SamplingBody(Body):
         "stop_token_ids": ([],),
         "typical_p": (1, 1.0),
         "mirostat": (0,),
-        "grammar": ("",),
-        "json_schema": ({},),
-        "guided_json": (),
-        "guided_regex": (),
-        "guided_choice": (),
-        "guided_grammar": (),
-        "structured_outputs": (),
-        "response_format": ({"type": "text"},),
         "prompt_logprobs": (),
         "allowed_token_ids": (),
         "bad_words": ([],),
@@ -202,6 +195,14 @@ class SamplingBody(Body):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     edits: Annotated[list[EditBody], Field(max_length=MAX_EDITS)] | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    grammar: str | None = None
 
     @model_validator(mode="after")
     def check_together(self) -> "SamplingBody":
@@ -212,7 +213,13 @@ class SamplingBody(Body):
                 )
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options applies to stream = true: leave it out, or stream")
+        _ = self.form
         return self
+
+    @property
+    def form(self) -> tuple[str, Any] | None:
+        """The field that says what form the answer has, and its value; ValueError for several."""
+        return asked_form({name: getattr(self, name) for name in FORM_FIELDS})
 
     @property
     def limit_names(self) -> dict[str, str]:

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from starlette.responses import Response
 
 from pellucid.serve.answer import Answer
+from pellucid.serve.answer_forms import FORM_FIELDS, PLAIN_TEXT, asked_form
 from pellucid.serve.conversation import (
     MAX_MESSAGES,
     ChatMessage,
@@ -30,7 +31,6 @@ from pellucid.serve.streams import DONE_EVENT, CancellingStream, server_event
 from pellucid.serve.threads import in_thread
 
 LOGPROBS = "message.output_text.logprobs"
-PLAIN_TEXT = {"format": {"type": "text"}}
 
 #: what OpenAI's clients ask to include; only the log-probabilities exist here
 Includable = Literal[
@@ -45,11 +45,11 @@ Includable = Literal[
 ]
 
 
-class AnswerFormat(Body):
-    """The form of the answer: plain text, however long or short."""
+class AnswerText(Body):
+    """What the answer's text is like: its form, and how long or short it may be."""
 
     harmless: ClassVar[frozenset[str] | None] = frozenset({"verbosity"})
-    refused: ClassVar[dict[str, tuple[Any, ...]]] = {"format": ({"type": "text"},)}
+    format: dict[str, Any] | None = None
 
 
 class InputItem(ChatMessage):
@@ -84,6 +84,7 @@ class ResponsesBody(SamplingBody):
         "add_special_tokens": (False,),
     }
     renamed: ClassVar[dict[str, str]] = {
+        "response_format": "text.format",
         "n_predict": "max_output_tokens",
         "max_tokens": "max_output_tokens",
         "max_completion_tokens": "max_output_tokens",
@@ -94,7 +95,7 @@ class ResponsesBody(SamplingBody):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | None = None
     include: list[Includable] | None = None
-    text: AnswerFormat | None = None
+    text: AnswerText | None = None
     truncation: Literal["auto", "disabled"] | None = None
     tools: Tools | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
@@ -109,6 +110,12 @@ class ResponsesBody(SamplingBody):
         if not isinstance(items, list):
             return items
         return [item for item in items if not (isinstance(item, dict) and item.get("type") == "reasoning")]
+
+    @property
+    def form(self) -> tuple[str, Any] | None:
+        text_format = None if self.text is None else self.text.format
+        others = {name: getattr(self, name) for name in FORM_FIELDS if name != "response_format"}
+        return asked_form(others | {"text.format": text_format})
 
     @property
     def limit_names(self) -> dict[str, str]:
@@ -152,8 +159,16 @@ async def answer_response(model: ServedModel, body: ResponsesBody, request: Requ
     are_read = model.reads_tools and len(body.functions) == len(body.tools or ())
     headers = prompt.headers(["tools"] if body.tools and not are_read else [])
     max_tokens = room_for_answer(model, prompt.ids, body.max_output_tokens)
+    grammar = await model.grammar(body.form, prompt.ends)
     answer = Answer(
-        model, body, [prompt.ids], taps=prompt.taps, max_tokens=max_tokens, n_top=body.n_top, stop_ids=prompt.ends
+        model,
+        body,
+        [prompt.ids],
+        taps=prompt.taps,
+        max_tokens=max_tokens,
+        n_top=body.n_top,
+        stop_ids=prompt.ends,
+        grammar=grammar,
     )
     growing = GrowingResponse(answer, body)
     if body.stream:
@@ -190,7 +205,7 @@ class GrowingResponse:
             "tool_choice": "auto",
             "truncation": body.truncation or "disabled",
             "parallel_tool_calls": True,
-            "text": PLAIN_TEXT,
+            "text": {"format": (body.text and body.text.format) or PLAIN_TEXT},
             "top_p": sampling.top_p,
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,

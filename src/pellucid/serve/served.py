@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 from pellucid.architecture import Architecture
 from pellucid.edits import EditError
 from pellucid.generate.encoder_inputs import encode_source
+from pellucid.generate.grammars import Grammar, GrammarCompiler
 from pellucid.generate.readers import NO_TAPS, TapFactory
 from pellucid.lens.generation_trace import GenerationTrace
 from pellucid.model import Transformer
 from pellucid.parameter_counts import count_parameters
+from pellucid.serve.answer_forms import FormError, form_grammar
 from pellucid.serve.engine import Engine
 from pellucid.serve.generation import SharedSources, TooLargeError
 from pellucid.serve.protocol import MAX_EDITED_TENSORS, EditBody, as_prompts
@@ -25,6 +28,8 @@ from pellucid.tensor_names import select
 from pellucid.text.chat_template import ChatTemplate
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 
+#: grammars are compiled one after another: neither engines nor other requests wait for them
+COMPILING = ThreadPoolExecutor(1, thread_name_prefix="pellucid grammar")
 #: bytes of a text that are encoded whatever the context, so that an error can tell the number of tokens
 ENCODED_AT_ONCE = 2**16
 
@@ -67,6 +72,8 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     last_outbox: Outbox | None = field(init=False, default=None)
     """the outbox of the event loop that asked last; a server has one loop"""
+    compilers: dict[frozenset[int], GrammarCompiler] = field(init=False, default_factory=dict)
+    """of grammars, by the ids that end a text"""
 
     @cached_property
     def answer_ends(self) -> frozenset[int]:
@@ -206,6 +213,24 @@ class ServedModel:
             return GenerationTrace(network, [edit.edit(dtype) for edit in edits])
         except KeyError as error:
             raise ValueError(str(error.args[0])) from None
+
+    async def grammar(self, form: tuple[str, Any] | None, ends: frozenset[int]) -> Grammar | None:
+        """What a text follows that has the form which a field of a request asks for, and ends with one of these ids.
+
+        Raises FormError for a form that cannot be had.
+        """
+        if form is None:
+            return None
+        return await asyncio.get_running_loop().run_in_executor(COMPILING, self.compile_form, *form, ends)
+
+    def compile_form(self, field: str, value: Any, ends: frozenset[int]) -> Grammar:
+        """The grammar of the form that a field with this value asks for."""
+        try:
+            if ends not in self.compilers:
+                self.compilers[ends] = GrammarCompiler(self.tokenizer, ends)
+            return self.compilers[ends].compile(form_grammar(field, value))
+        except ValueError as error:
+            raise FormError(field, error) from None
 
     def shared_sources(self, sources: Sequence[Sequence[int]] | None, taps: TapFactory) -> SharedSources:
         """The encoder's inputs of a request's prompts."""
