@@ -25,6 +25,7 @@ from torch import Tensor
 
 from pellucid.generate import grammar_trial
 from pellucid.generate.errors import GenerationError
+from pellucid.json_files import parse_json_object
 from pellucid.text.tokenizers.base import Tokenizer
 
 #: bytes of a grammar
@@ -57,8 +58,8 @@ def json_grammar(schema: Mapping[str, Any]) -> str:
 
 def regex_grammar(pattern: str) -> str:
     """The texts that this regular expression matches from their beginning to their end."""
-    grammars = json.loads(import_llguidance().LLMatcher.grammar_from_regex(pattern))["grammars"]
-    return grammars[0]["lark_grammar"]
+    compiled = parse_json_object(import_llguidance().LLMatcher.grammar_from_regex(pattern), "the expression's grammar")
+    return compiled["grammars"][0]["lark_grammar"]
 
 
 def choice_grammar(choices: Sequence[str]) -> str:

@@ -4,11 +4,11 @@ The fields are those of OpenAI (`response_format`), of vLLM (`structured_outputs
 and of llama.cpp's server (`json_schema`, `grammar`).
 """
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pellucid.generate.grammars import choice_grammar, json_grammar, regex_grammar, written_grammar
+from pellucid.json_files import parse_json_object
 
 PLAIN_TEXT = {"type": "text"}
 ANY_OBJECT = {"type": "object"}
@@ -92,11 +92,4 @@ def structured_grammar(entries: Mapping[str, Any]) -> str:
 
 def schema_object(schema: Mapping[str, Any] | str) -> Mapping[str, Any]:
     """A JSON Schema, which may be written as a text."""
-    if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"the schema is no JSON: {error}") from None
-    if not isinstance(schema, Mapping):
-        raise ValueError("the schema is no object")
-    return schema
+    return parse_json_object(schema, "the schema") if isinstance(schema, str) else schema
