@@ -72,11 +72,11 @@ def written_grammar(text: str) -> str:
 
     Raises GrammarError for a text that is neither.
     """
-    check_size(text)  # before it is read
+    check_grammar_size(text)  # before it is read
     try:
         return import_llguidance().grammar_from("grammar", text)
     except (ValueError, RecursionError) as error:
-        raise GrammarError(f"the grammar cannot be read: {first_line(error)}") from None
+        raise GrammarError(f"the grammar cannot be read: {stated_reason(error)}") from None
 
 
 class GrammarCompiler:
@@ -96,7 +96,7 @@ class GrammarCompiler:
 
     def compile_anew(self, grammar: str) -> "Grammar":
         """The grammar, ready for use. Raises GrammarError; takes long, and holds the interpreter only at its end."""
-        check_size(grammar)
+        check_grammar_size(grammar)
         check_cost(grammar)
         llguidance = import_llguidance()
         # the last statement counts
@@ -129,7 +129,7 @@ class Grammar:
     def __init__(self, matcher: Any, n_vocab: int):
         self.matcher, self.n_vocab = matcher, n_vocab
         if error := matcher.get_error():
-            raise GrammarError(f"the grammar cannot be used: {first_line(error)}")
+            raise GrammarError(f"the grammar cannot be used: {stated_reason(error)}")
         # what the first step computes is kept, for the texts too that begin here
         GrammarState(matcher, n_vocab).allowed()
 
@@ -158,16 +158,16 @@ class GrammarState:
                     "no token of this model's vocabulary can come next in a text of the grammar: it asks for "
                     "characters that the vocabulary lacks, or no text fulfils it"
                 )
-            raise GrammarError(f"the grammar is too complex: {first_line(error)}")
+            raise GrammarError(f"the grammar is too complex: {stated_reason(error)}")
         return torch.from_numpy(np.unpackbits(bits, count=self.n_vocab, bitorder="little").astype(bool))
 
     def push(self, token: int) -> None:
         """Append a token to the text. Raises GrammarError for one that may not come next."""
         if not self.matcher.consume_token(token):
-            raise GrammarError(f"the grammar cannot go on: {first_line(self.matcher.get_error())}")
+            raise GrammarError(f"the grammar cannot go on: {stated_reason(self.matcher.get_error())}")
 
 
-def check_size(grammar: str) -> None:
+def check_grammar_size(grammar: str) -> None:
     """Raise GrammarError for a grammar that is too long."""
     if (n := len(grammar.encode())) > LONGEST_GRAMMAR:
         raise GrammarError(f"the grammar has {n:,} bytes, and at most {LONGEST_GRAMMAR:,} are read: make it smaller")
@@ -187,7 +187,7 @@ def check_cost(grammar: str) -> None:
         ) from None
 
 
-def first_line(error: object) -> str:
+def stated_reason(error: object) -> str:
     """What an error of llguidance says, without the state of its parser: its first line, and why, where it says so."""
     lines = str(error).partition("<state>")[0].partition("<non-verbose/>")[0].strip().splitlines() or [""]
     reason = next((line.removeprefix("error") for line in lines if line.startswith("error: ")), "")

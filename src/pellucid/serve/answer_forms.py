@@ -13,7 +13,7 @@ from pellucid.json_files import parse_json_object
 PLAIN_TEXT = {"type": "text"}
 ANY_OBJECT = {"type": "object"}
 #: by the names of vLLM's `structured_outputs`, the type of each value and the grammar that it stands for
-KINDS: dict[str, tuple[type | tuple[type, ...], Callable[[Any], str]]] = {
+KIND_GRAMMARS: dict[str, tuple[type | tuple[type, ...], Callable[[Any], str]]] = {
     "json": ((dict, str), lambda schema: json_grammar(schema_object(schema))),
     "json_object": (bool, lambda _: json_grammar(ANY_OBJECT)),
     "regex": (str, regex_grammar),
@@ -61,7 +61,7 @@ def form_grammar(field: str, value: Any) -> str:
     if field == "structured_outputs":
         return structured_grammar(value)
     if field in FIELDS_OF_KINDS:
-        return KINDS[FIELDS_OF_KINDS[field]][1](value)
+        return KIND_GRAMMARS[FIELDS_OF_KINDS[field]][1](value)
     match value:
         case {"type": "json_object", "schema": dict() as schema}:  # as llama.cpp's server takes it
             return json_grammar(schema)
@@ -78,12 +78,12 @@ def form_grammar(field: str, value: Any) -> str:
 def structured_grammar(entries: Mapping[str, Any]) -> str:
     """The grammar of vLLM's `structured_outputs`, which has one entry."""
     asked = {name: value for name, value in entries.items() if value not in (None, False)}
-    kinds = [name for name in asked if name in KINDS]
+    kinds = [name for name in asked if name in KIND_GRAMMARS]
     if refused := [name for name in asked if name in LAYOUT_ENTRIES]:
         raise ValueError(f"{refused[0]} is not done here: leave it out")
     if len(kinds) != 1 or len(asked) > 1:
-        raise ValueError(f"expected one of {', '.join(KINDS)}, got {', '.join(asked) or 'none'}")
-    types, grammar = KINDS[kinds[0]]
+        raise ValueError(f"expected one of {', '.join(KIND_GRAMMARS)}, got {', '.join(asked) or 'none'}")
+    types, grammar = KIND_GRAMMARS[kinds[0]]
     value = asked[kinds[0]]
     if not isinstance(value, types) or (isinstance(value, list) and not all(isinstance(one, str) for one in value)):
         raise ValueError(f"{kinds[0]} has a value of the wrong type: {str(value)[:80]}")
