@@ -112,3 +112,105 @@ def test_what_librechat_sends(url, answered):
     last = json.loads(stream.split("\n\n")[-3].removeprefix("data: "))
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] > 0
+
+
+FUNCTION = {"name": "clock", "description": "The time.", "parameters": {"type": "object", "properties": {}}}
+#: fields that OpenAI's types have, as clients send them that write what is not set
+NULL_FIELDS = """
+    frequency_penalty logit_bias logprobs top_logprobs max_completion_tokens n presence_penalty response_format stop
+    stream_options temperature tool_choice tools top_p user functions function_call store metadata modalities audio
+    prediction reasoning_effort parallel_tool_calls service_tier verbosity web_search_options safety_identifier
+    prompt_cache_key
+"""
+#: what clients send beside model and messages
+CLIENT_BODIES = {
+    "langchain": {"temperature": 0.7, "n": 1, "stream": False, "max_completion_tokens": 8},
+    "langchain with tools": {
+        "tools": [{"type": "function", "function": FUNCTION | {"strict": True}}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "max_tokens": 8,
+    },
+    "litellm": {"temperature": 0.2, "max_tokens": 8, "user": "u", "metadata": {"a": "b"}, "extra_headers": None},
+    "open webui": {
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": 8,
+        "reasoning_effort": "medium",
+        "logit_bias": {},
+        "frequency_penalty": 0,
+        "session_id": "s",
+        "chat_id": "c",
+        "id": "i",
+        "features": {"web_search": False},
+        "variables": {"{{USER_NAME}}": "A"},
+        "background_tasks": {"title_generation": True},
+    },
+    "open webui with its tools": {"tools": [{"type": "function", "function": FUNCTION}], "max_tokens": 8},
+    "ai sdk": {
+        "max_tokens": 8,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True, "include_obfuscation": False},
+        "store": False,
+        "service_tier": "auto",
+        "prompt_cache_key": "k",
+        "verbosity": "low",
+    },
+    "vllm's own": {
+        "max_tokens": 8,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "length_penalty": 1.0,
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "add_generation_prompt": True,
+        "stop_token_ids": [],
+        "include_reasoning": True,
+        "stream_options": None,
+    },
+    "nulls": dict.fromkeys(NULL_FIELDS.split()) | {"max_tokens": 8, "seed": None},
+}
+CONVERSATIONS = {
+    "developer": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+    "parts": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
+    "an answer sent back": [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Ho", "refusal": None, "annotations": [], "audio": None, "tool_calls": None},
+        {"role": "user", "content": "And?", "name": "Ann"},
+    ],
+}
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("sent", CLIENT_BODIES)
+def test_what_clients_send_unless_told_otherwise_is_accepted(url, sent, conversation):
+    body = {"model": "small", "messages": CONVERSATIONS[conversation], **CLIENT_BODIES[sent]}
+    answer = httpx.post(f"{url}/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+
+
+def test_models_are_listed_as_openais_package_reads_them(url):
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        (model,) = client.models.list()
+        assert (model.id, model.object, model.owned_by) == ("small", "model", "pellucid")
+        assert client.models.retrieve("small") == model
+
+
+def test_a_developers_message_is_the_systems_where_a_template_knows_no_developer():
+    """Qwen's template leaves out roles that it does not know, without a word."""
+    knows_system = (
+        "{% for m in messages %}{% if m.role in ('system', 'user') %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>"
+        "{% endif %}{% endfor %}"
+    )
+    with serving(chatty_engine(), template=ChatTemplate(knows_system)) as running:
+        sizes = [
+            httpx.post(
+                f"{running.url}/v1/chat/completions",
+                json={"messages": [{"role": role, "content": "Be brief."}, MESSAGES[1]], "max_tokens": 1},
+                timeout=60,
+            ).json()["usage"]["prompt_tokens"]
+            for role in ("system", "developer")
+        ]
+    assert sizes[0] == sizes[1]

@@ -53,7 +53,12 @@ def json_grammar(schema: Mapping[str, Any]) -> str:
 
     They are written on one line with a space behind `:` and `,`. Keys come in the order of `properties`.
     """
-    return f"start: %json {json.dumps({**schema, 'x-guidance': JSON_LAYOUT})}"
+    return f"start: {json_rule(schema)}"
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """What stands for the texts of `json_grammar` within a grammar."""
+    return f"%json {json.dumps({**schema, 'x-guidance': JSON_LAYOUT})}"
 
 
 def regex_grammar(pattern: str) -> str:

@@ -25,6 +25,8 @@ class FinishedText:
     """What one sequence came to."""
 
     text: str = ""
+    #: each token with the characters that it completes
+    tokens: list[tuple[int | None, str]] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
     reason: str | None = None
 
@@ -122,6 +124,7 @@ class Answer:
             async for index, event in self.each():
                 text = finished[index]
                 text.text += event.text
+                text.tokens.append((event.token, event.text))
                 text.reason = event.finish_reason
                 if event.score is not None:
                     text.scores.append(event.score)

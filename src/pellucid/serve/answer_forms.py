@@ -60,6 +60,8 @@ def form_grammar(field: str, value: Any) -> str:
     """The grammar that a field asks for. Raises ValueError; a large one takes long."""
     if field == "structured_outputs":
         return structured_grammar(value)
+    if field == "tool_choice":  # a call is written in the form of the model's family
+        return value
     if field in FIELDS_OF_KINDS:
         return KIND_GRAMMARS[FIELDS_OF_KINDS[field]][1](value)
     match value:

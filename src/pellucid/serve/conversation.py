@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from pellucid.generate.readers import TapFactory
 from pellucid.generate.replies import Messages, recent_messages, room_for_reply
+from pellucid.json_files import parse_json_object
 from pellucid.serve.generation import TokenScore
 from pellucid.serve.protocol import Body, EditBody, json_log_prob
 from pellucid.serve.served import ServedModel
@@ -25,20 +26,45 @@ NO_TEMPLATE = (
 )
 
 
+class CalledFunction(BaseModel):
+    """The function of a call: `arguments` are JSON, as a text."""
+
+    name: Annotated[str, Field(max_length=200)]
+    arguments: str = "{}"
+
+
+class MessageCall(BaseModel):
+    """A call of a tool in an earlier answer."""
+
+    id: Annotated[str, Field(max_length=200)] | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """The call as templates read it. Raises JSONFileError for arguments that are no object of JSON."""
+        arguments = parse_json_object(self.function.arguments or "{}", f"arguments of a call of {self.function.name}")
+        return self.model_dump(exclude_none=True) | {"function": {"name": self.function.name, "arguments": arguments}}
+
+
 class ChatMessage(Body):
     """One message; its content is a text, or parts of text. What else clients keep in messages is not read."""
 
     harmless: ClassVar[frozenset[str] | None] = None
-    refused: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "tool_calls": ([],),
-        "function_call": (),
-        "tool_call_id": (),
-        "audio": (),
-    }
+    refused: ClassVar[dict[str, tuple[Any, ...]]] = {"function_call": (), "audio": ()}
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | list[dict[str, Any]] | None = None
     name: Annotated[str, Field(max_length=200)] | None = None
+    tool_calls: Annotated[list[MessageCall], Field(max_length=128)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=200)] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as templates read it: a call's arguments are an object."""
+        entries = self.model_dump(include={"role", "content", "name", "tool_call_id"}, exclude_none=True)
+        if self.tool_calls:
+            calls = [call.for_template() for call in self.tool_calls]
+            entries = {"content": ""} | entries | {"tool_calls": calls}
+        return entries
 
     @field_validator("content")
     @classmethod
@@ -109,7 +135,12 @@ def read_conversation(
         begun = model.tokenizer.encode(content if isinstance(content, str) else text_of_parts(content))
         messages = messages[:-1]
     template = model.chat_template.with_tools(tools)
-    plain = [message.model_dump(include={"role", "content", "name"}, exclude_none=True) for message in messages]
+    if "tool_calls" not in template.source and any(message.tool_calls for message in messages):
+        raise ChatError("this model's chat template writes no calls of tools: leave the messages with tool_calls out")
+    plain = [message.for_template() for message in messages]
+    if "developer" not in template.source and "system" in template.source:
+        # OpenAI's newer name of the same role, which such a template would leave out or refuse
+        plain = [one | {"role": "system"} if one["role"] == "developer" else one for one in plain]
     recent: Messages = plain
     if room is not None:
         recent = recent_messages(template, model.tokenizer, plain, model.engine.n_ctx - room - len(begun))

@@ -92,7 +92,7 @@ class StreamOptions(Body):
     refused: ClassVar[dict[str, tuple[Any, ...]]] = {"continuous_usage_stats": (False,)}
     harmless: ClassVar[frozenset[str] | None] = frozenset({"include_obfuscation"})
 
-    include_usage: bool = False
+    include_usage: bool | None = False
 
 
 class Span(BaseModel):
@@ -172,6 +172,8 @@ class SamplingBody(Body):
         "samplers": ([],),
         "min_keep": (0, 1),
         "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "include_reasoning": (True,),
         "return_tokens_as_token_ids": (False,),
         "no_repeat_ngram_size": (0,),
         "penalty_alpha": (0,),
@@ -229,7 +231,7 @@ class SamplingBody(Body):
     @property
     def include_usage(self) -> bool:
         """Whether the last chunk of a stream tells the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def stops(self) -> list[str]:
@@ -270,14 +272,16 @@ def error_body(message: str, kind: str, code: str | None = None, parameter: str 
     return {"error": {"message": message, "type": kind, "param": parameter, "code": code}}
 
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-def finish_reason(reason: str | None) -> FinishReason | None:
-    """OpenAI's word for why a text ended: stop for a stop string or the end of text, length for max_tokens."""
-    if reason is None:
-        return None
-    return "length" if reason == "length" else "stop"
+def finish_reason(reason: str | None, calls_tools: bool = False) -> FinishReason | None:
+    """OpenAI's word for why a text ended: stop for a stop string or the end of text, length for max_tokens, and
+    tool_calls where it is complete and calls tools.
+    """
+    if reason is None or reason == "length":
+        return reason
+    return "tool_calls" if calls_tools else "stop"
 
 
 def json_log_prob(log_prob: float) -> float:
