@@ -166,8 +166,8 @@ def warn_of_repeats(repeats: Repeats) -> list[str]:
         return []
     return [
         f"{repeats.share:.0%} of the held-out text also occurs in the training text ({repeats.windows:,} windows of "
-        f"{repeats.length} tokens were looked for): the held-out loss is lower than on new text. Remove copies, or "
-        "put text that belongs together into one file"
+        f"{repeats.length} tokens were looked for): the held-out loss is lower than on new text. Remove copies "
+        "(pellucid sources shared RUN lists them), or put text that belongs together into one file"
     ]
 
 

@@ -30,7 +30,7 @@ FLOORS = (
     ("conversion", "report"),
     ("serve", "look"),
     ("language_model", "text_report"),
-    ("training_run", "features_run"),
+    ("training_run", "features_run", "novelty"),
     ("cli",),
     ("demo", "__main__"),
 )

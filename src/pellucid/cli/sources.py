@@ -124,8 +124,46 @@ def shared_sources(
     return 0
 
 
+@dataclass(frozen=True)
+class NoveltyOptions:
+    """What is sampled."""
+
+    samples: Annotated[int, option("N"), at_least(1)] = 32
+    """Continue this many held-out texts with each checkpoint, at temperature 1."""
+    max_tokens: Annotated[int, option("N"), at_least(32)] = 64
+    """Continue each by this many tokens."""
+    seed: Annotated[int, option("N"), at_least(0)] = 0
+    """Draw the same samples again from the same seed."""
+    trust: TrustedTokenizer = "no"
+
+
+@command
+def measure_novelty(run: Annotated[Positional[str], option("RUN"), FOLDER], *, options: NoveltyOptions) -> int:
+    """Measure how many n-grams of what a run's checkpoints write are new.
+
+    The curves are stored in the run's novelty.json, and its report shows them.
+
+    Args:
+        run: Sample from the checkpoints of this run.
+
+    Examples:
+        pellucid sources novelty runs/my_texts
+        pellucid sources novelty runs/my_texts --samples 100
+    """
+    from pellucid.novelty import novelty_of_run
+
+    o = options
+    with progress_on_stderr("novelty") as progress:
+        novelty = novelty_of_run(
+            run, samples=o.samples, max_tokens=o.max_tokens, seed=o.seed, trust=trust_of(o.trust), progress=progress
+        )
+    print(f"{novelty}\npellucid report {run} shows the curves")
+    return 0
+
+
 SOURCE_COMMANDS: dict[str, Callable[..., int]] = {
     "find": find_sources,
     "build": build_sources,
     "shared": shared_sources,
+    "novelty": measure_novelty,
 }

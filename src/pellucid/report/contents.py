@@ -18,6 +18,7 @@ from pellucid.runs.checkpoint import best_loss, best_step
 from pellucid.runs.metrics import current_lines
 from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import CHOICES, DATA, LINES, MACHINE, read_json
+from pellucid.sources.novelty import Novelty, read_novelty
 from pellucid.text.read.chunks import counted
 from pellucid.text.read.find import STANDARD_INPUT
 from pellucid.training.kinds import run_kind
@@ -43,7 +44,8 @@ class Contents:
     """A run as read from its folder. `rows` are those of metrics.jsonl; `machine` and `data` may be empty. `best` is
     the step of the best checkpoint, and its held-out loss over the part that is read during training. `damages` are
     sentences on what cannot be read, `choices` the lines about what was read and chosen before training,
-    `neighbours` the other runs in the same folder that have a report.
+    `neighbours` the other runs in the same folder that have a report, `novelty` what `pellucid sources novelty` has
+    measured.
     """
 
     run: Path
@@ -56,6 +58,7 @@ class Contents:
     damages: list[str] = field(default_factory=list)
     choices: list[str] = field(default_factory=list)
     neighbours: list[Path] = field(default_factory=list)
+    novelty: Novelty | None = None
 
     @classmethod
     def of(cls, run: Path) -> "Contents":
@@ -78,7 +81,8 @@ class Contents:
         best = None if (step := best_step(run)) is None else (step, best_loss(run))
         choices = files[CHOICES].get("lines", [])
         known = files["data.json"], files[MACHINE]
-        return cls(run, recipe, readable, read_baselines(run), *known, best, damages, choices, reported_neighbours(run))
+        beside = reported_neighbours(run), read_novelty(run)
+        return cls(run, recipe, readable, read_baselines(run), *known, best, damages, choices, *beside)
 
     def series(self, name: str) -> list[tuple[float, float]]:
         """(step, value) of every row that has the number."""

@@ -19,6 +19,7 @@ from pellucid.report.charts import Line, ReferenceLine, chart
 from pellucid.report.contents import Contents
 from pellucid.runs.metrics import last_evaluation, part_measured, predicted_tokens
 from pellucid.runs.schedule import decay_of
+from pellucid.sources.novelty import TAIL
 from pellucid.text.read.chunks import counted
 from pellucid.text.sanitize import sanitize
 
@@ -69,6 +70,7 @@ def page_of(run: Contents) -> str:
         _losses,
         _baselines,
         _samples,
+        _novelty,
         _architecture,
         _course,
         _speed,
@@ -226,6 +228,27 @@ def _samples(run: Contents) -> str:
     how = "Drawn at temperature 0.8" if run.recipe.model.encoder is None else "The likeliest token each time"
     how += f", at most {SAMPLE_TOKENS} tokens each, as training went on."
     return page_section("What it writes", how, f"<div class=samples>{shown}</div>{folded}")
+
+
+def _novelty(run: Contents) -> str:
+    """How much of what the checkpoints write is new, beside the held-out text."""
+    if run.novelty is None:
+        return ""
+    steps = sorted(run.novelty.checkpoints)
+    curves = {f"samples of step {step:,}": run.novelty.checkpoints[step] for step in steps[-1:]}
+    lines = [
+        Line(name, [(float(n), share) for n, share in enumerate(curve.shares, 1)], kind)
+        for (name, curve), kind in zip(
+            (*curves.items(), ("held-out text", run.novelty.held_out)), ("model", "training"), strict=True
+        )
+    ]
+    tails = [(float(step), run.novelty.checkpoints[step].shares[TAIL - 1]) for step in steps]
+    level = [ReferenceLine("held-out text", run.novelty.held_out.shares[TAIL - 1])]
+    charts = chart("N-grams that the training text does not have", lines, unit="share", axis="n")
+    charts += chart(f"The same for n = {TAIL}", [Line("samples", tails)], level, "share")
+    said = run.novelty.verdict
+    note = f"{said[0].upper()}{said[1:]}. Samples are drawn at temperature 1."
+    return page_section("Does it copy?", note, charts, "charts")
 
 
 def _architecture(run: Contents) -> str:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pellucid.predictors.on_text import recipe_of, run_of, text_of_run
 from pellucid.runs.run_dir import cache_folder
+from pellucid.sources.novelty import held_out_continuations
 from pellucid.sources.places import PartText
 from pellucid.sources.shared import SharedPassages, shared_passages
 from pellucid.sources.suffix_array import SourcesError
@@ -67,6 +68,15 @@ class RunSources:
         if self._other is None:
             raise SourcesError(f"{self.run} has no other part to compare with")
         return shared_passages(self.index, self._finder, self._other, str(self.run), fewest_tokens)
+
+    def prompts(self, n: int, before: int, behind: int) -> list[tuple[str, list[int]]]:
+        """`n` texts of `before` tokens of the other part of the run's text, each with the `behind` ids that follow."""
+        if self._other is None:
+            raise SourcesError(f"{self.run} has no other part to take texts from")
+        tokenizer = self._text.tokenizer
+        excluded = [*tokenizer.special.values(), *([] if tokenizer.unknown is None else [tokenizer.unknown])]
+        texts = held_out_continuations(self.index, self._other.part, excluded, n, before, behind)
+        return [(tokenizer.decode(first), rest) for first, rest in texts]
 
     def continuation(self, prefix: str) -> Continuation:
         """The longest end of the tokens of a prefix that occurs, how often, and what follows it how often."""
