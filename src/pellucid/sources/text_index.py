@@ -15,6 +15,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -22,10 +23,11 @@ import numpy as np
 
 from pellucid.destination import DestinationError, atomic_output, flush_files
 from pellucid.json_files import JSONFileError, read_json_file
-from pellucid.json_shapes import COUNT, Fields, ListOf
+from pellucid.json_shapes import COUNT, TEXT, Fields, ListOf, ObjectOf
 from pellucid.sources.suffix_array import FIRST_COMPARED, SourcesError, SuffixArray, sorted_positions
 from pellucid.text.tokenizers.base import Tokenizer
-from pellucid.text.tokens.store import Tokens, TokenSequence, dtype_for
+from pellucid.text.tokens.prepare import verify_changed
+from pellucid.text.tokens.store import Tokens, TokenSequence, dtype_for, sha256_of
 
 FORMAT = 1
 #: the most bytes of ids in a shard: positions are int32
@@ -44,9 +46,10 @@ MANIFEST = Fields(
     {
         "format": COUNT,
         "by_chance": COUNT,
+        "sha256": ObjectOf(TEXT),
         "shards": ListOf(Fields(dict.fromkeys(("first", "tokens"), COUNT), needed=("first", "tokens"))),
     },
-    needed=("format", "by_chance", "shards"),
+    needed=("format", "by_chance", "sha256", "shards"),
 )
 
 #: progress(stage, done, total)
@@ -253,7 +256,12 @@ def _build(
     counts = _count_ids(part)
     np.save(folder / "counts.npy", counts)
     index = TextIndex(part, _mask(part.n_vocab, excluded), _mapped_shards(folder, part, entries))
-    manifest = {"format": FORMAT, "by_chance": 0 if other is None else by_chance(index, other), "shards": entries}
+    manifest = {
+        "format": FORMAT,
+        "by_chance": 0 if other is None else by_chance(index, other),
+        "sha256": {path.name: sha256_of(path) for path in sorted(folder.glob("*.npy"))},
+        "shards": entries,
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
@@ -276,11 +284,26 @@ def by_chance(index: TextIndex, other: TokenSequence) -> int:
     return int(np.quantile(own, BY_CHANCE, method="higher")) if len(own) else 0
 
 
+@dataclass
+class IndexFiles:
+    """The files of an index with their checksums."""
+
+    folder: Path
+    checksums: dict[str, str]
+
+    def verify(self) -> None:
+        """Raise SourcesError that names a file that differs."""
+        for name, expected in self.checksums.items():
+            if sha256_of(self.folder / name) != expected:
+                raise SourcesError(f"{self.folder / name} is damaged, its checksum differs from the manifest")
+
+
 def _open(path: Path, part: TokenSequence, excluded: Sequence[int]) -> TextIndex:
     manifest: dict[str, Any] = read_json_file(path / "manifest.json")
     MANIFEST.check(manifest, str(path / "manifest.json"))
     if manifest["format"] != FORMAT or sum(entry["tokens"] for entry in manifest["shards"]) != len(part):
         raise SourcesError(f"{path} is of another format or of other tokens")
+    verify_changed(IndexFiles(path, manifest["sha256"]))
     shards = _mapped_shards(path, part, manifest["shards"])
     index = TextIndex(part, _mask(part.n_vocab, excluded), shards, manifest["by_chance"])
     index.counts = np.load(path / "counts.npy", allow_pickle=False)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -140,18 +140,33 @@ def _open_or_write(
     return tokens
 
 
-def verify_changed(tokens: Tokens) -> None:
-    """Verify the tokens unless every file is as it was when they were verified last; CHECK_TEXT verifies them always.
+class VerifiedFolder(Protocol):
+    """A folder of files with checksums."""
 
-    Raises TokensError as `Tokens.verify`.
+    folder: Path
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The SHA-256 of each file by its name."""
+        ...
+
+    def verify(self) -> None:
+        """Raise ValueError that names a file that differs."""
+        ...
+
+
+def verify_changed(files: VerifiedFolder) -> None:
+    """Verify a folder unless every file is as it was when it was verified last; CHECK_TEXT verifies it always.
+
+    Raises what its `verify` does.
     """
-    path = tokens.folder / VERIFIED
-    stamps = {name: stamp_of(tokens.folder / name) for name in tokens.checksums}
+    path = files.folder / VERIFIED
+    stamps = {name: stamp_of(files.folder / name) for name in files.checksums}
     with contextlib.suppress(OSError, JSONFileError):
         if not CHECK_TEXT.get() and read_json_file(path) == stamps:
             return
     were_settled = all(map(is_stamp_settled, stamps.values()))
-    tokens.verify()
+    files.verify()
     if were_settled:
         with contextlib.suppress(OSError):
             replace_file(path, json.dumps(stamps).encode())

@@ -230,15 +230,18 @@ class Tokens:
         differs.
         """
         for i, (name, expected) in enumerate(self.checksums.items()):
-            path = self.folder / name
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if digest != expected:
+            if sha256_of(self.folder / name) != expected:
                 raise TokensError(
-                    f"{path} is damaged, its checksum differs from the manifest: prepare the tokens again"
+                    f"{self.folder / name} is damaged, its checksum differs from the manifest: prepare the tokens again"
                 )
             if progress:
                 progress("verifying", i + 1, len(self.checksums))
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
