@@ -20,16 +20,14 @@ from pellucid.model.weights import (
     check_same_shapes,
     refuse_not_finite,
     shapes_of,
-    trained_state,
 )
 from pellucid.model_names import check_revision
 from pellucid.runs.checkpoint import named_checkpoint
 from pellucid.runs.options import RecipeError
 from pellucid.text.chat_template import ChatTemplate, read_chat_template
 from pellucid.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from pellucid.training.build import build_network
 from pellucid.training.config import Base
-from pellucid.training.load import as_trained, read_recipe
+from pellucid.training.load import as_trained, merged_weights, read_recipe
 from pellucid.training.recipe import Recipe
 from pellucid.trust import Trust
 
@@ -60,26 +58,6 @@ class FileWeights(StoredWeights):
         tensor = self.tensors[name]
         self.n_bytes += tensor.nbytes
         return tensor.detach().float()
-
-
-class MergedWeights(StoredWeights):
-    """The weights of a run of adapters, W + (alpha / r) B A and W elsewhere, each computed when it is looked up.
-
-    weights   those that the adapters change; ids that are new to the vocabulary have rows
-    adapters  the trained tensors of the run, by name
-    """
-
-    def __init__(self, weights: StoredWeights, adapters: Weights, recipe: Recipe):
-        self.weights, self.adapters, self.shapes, self.why_whole = weights, adapters, weights.shapes, weights.why_whole
-        self.scale, self.new_ids = recipe.adapt.scaled_by / recipe.adapt.rank, torch.tensor(recipe.record.new_ids)
-
-    def __getitem__(self, name: str) -> Tensor:
-        weight, module = self.weights[name], name.removesuffix(".weight")
-        if f"{module}.A" in self.adapters:
-            return weight + self.scale * self.adapters[f"{module}.B"] @ self.adapters[f"{module}.A"]
-        if f"{module}.rows" in self.adapters:
-            return weight.index_add(0, self.new_ids, self.adapters[f"{module}.rows"])
-        return weight
 
 
 @dataclass(frozen=True)
@@ -136,12 +114,12 @@ def run_weights(run: Path, checkpoint: str, trust: Trust = False) -> tuple[Store
     recipe = read_recipe(run)
     shapes = parameter_shapes(recipe.model)
     stored = named_checkpoint(run, checkpoint, at_once=bool(recipe.adapt.rank))
+    where = f"{run}, step {stored.step}"
     if recipe.adapt.rank:
         weights = base_weights(recipe, trust)
-        adapted = build_network(recipe, torch.device("meta"), weights)
-        check_same_shapes(shapes_of(trained_state(adapted)), shapes_of(stored.weights), f"{run}, step {stored.step}")
-        return MergedWeights(weights, stored.weights, recipe), str(stored.step)
-    check_same_shapes(shapes, shapes_of(stored.weights), f"{run}, step {stored.step}")
+        check_same_shapes(shapes, shapes_of(weights), f"the model that {run} started from")
+        return merged_weights(recipe, weights, stored.weights, where), str(stored.step)
+    check_same_shapes(shapes, shapes_of(stored.weights), where)
     return FileWeights(stored.weights, shapes), str(stored.step)
 
 

@@ -18,9 +18,10 @@ from torch.distributed.tensor import DTensor
 import pellucid
 from pellucid import training_run
 from pellucid.model import Transformer
+from pellucid.model.lora import MergedWeights
 from pellucid.model.weights import StoredWeights, state_of
 from pellucid.runs.checkpoint import load_checkpoint
-from pellucid.starting_model import FileWeights, MergedWeights
+from pellucid.starting_model import FileWeights
 from pellucid.training.load import read_recipe
 from pellucid.training.trainable import TransformerTrainable
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from pellucid.model.embed import AffineUnembed, Unembed
 from pellucid.model.shapes import Logits, Stream
 from pellucid.model.transformer import Transformer
-from pellucid.model.weights import WeightsError, generator_of, without_memory
+from pellucid.model.weights import StoredWeights, WeightsError, generator_of, shapes_of, without_memory
 
 #: what may be adapted: the linear maps of attention and of the MLP, by the last word of their names
 MODULES = ("query", "key", "value", "out", "up", "gate", "down")
@@ -36,13 +36,6 @@ class LoRALinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + self.scale * F.linear(F.linear(x, self.A), self.B)
-
-    def merged(self) -> nn.Linear:
-        """One linear map that does the same."""
-        with without_memory():
-            linear = nn.Linear(self.in_features, self.out_features)
-        linear.weight, linear.bias = nn.Parameter((self.weight + self.scale * self.B @ self.A).detach()), self.bias
-        return linear
 
 
 class KeepsIds(nn.Module):
@@ -83,7 +76,6 @@ class RowsUnembed(KeepsIds, Unembed):
         self.projection = plain.projection
         self.bias = plain.bias if isinstance(plain, AffineUnembed) else None
         self.keep(ids, plain.weight.device)
-        self.plain = (plain,)  # in a tuple: its parameters are counted once
 
     def before_cap(self, x: Stream) -> Logits:
         x = self.scale * self.projection(x)
@@ -153,29 +145,35 @@ def first_adapters(network: nn.Module, seed: int) -> Iterator[tuple[nn.Parameter
             yield module.B, torch.zeros(module.B.shape)
 
 
-def merge(network: nn.Module) -> nn.Module:
-    """The plain network that computes the same: W + (alpha / r) B A in the place of W; everything trains again."""
-    if isinstance(network, Transformer) and isinstance(network.embed.token, RowsEmbedding):
-        merge_rows(network)
-    for name, module in list(network.named_modules()):
-        if isinstance(module, LoRALinear):
-            network.set_submodule(name, module.merged())
-    return network.requires_grad_(True)
+class MergedWeights(StoredWeights):
+    """The weights of the plain network that computes the same, each when it is looked up: W + (alpha / r) B A in the
+    place of W, and new ids' rows added to the tables.
 
+    weights   those that the adapters change
+    adapters  the trained tensors by name (`trained_state`)
+    scale     alpha / r
+    dtype     the sums are computed in this precision
+    """
 
-@torch.no_grad()
-def merge_rows(network: Transformer) -> None:
-    """Add the trained rows to the embedding and the readout, once where they are tied."""
-    embedding, readout = network.embed.token, network.unembed
-    assert isinstance(embedding, RowsEmbedding)
-    assert isinstance(readout, RowsUnembed)
-    if readout.weight is not embedding.weight:
-        readout.weight.index_add_(0, readout.get_buffer("ids"), readout.rows)
-    embedding.weight.index_add_(0, embedding.get_buffer("ids"), embedding.rows)
-    with without_memory():
-        plain = nn.Embedding(embedding.num_embeddings, embedding.embedding_dim)
-    plain.weight = embedding.weight
-    network.embed.token, network.unembed = plain, readout.plain[0]
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        adapters: Mapping[str, Tensor],
+        scale: float,
+        new_ids: Sequence[int] = (),
+        dtype: torch.dtype = torch.float32,
+    ):
+        self.weights, self.adapters, self.shapes = weights, adapters, shapes_of(weights)
+        self.why_whole = weights.why_whole if isinstance(weights, StoredWeights) else ""
+        self.scale, self.new_ids, self.dtype = scale, torch.tensor(new_ids, dtype=torch.long), dtype
+
+    def __getitem__(self, name: str) -> Tensor:
+        module = name.removesuffix(".weight")
+        A, B, rows = (self.adapters.get(f"{module}.{part}") for part in ("A", "B", "rows"))
+        weight = self.weights[name].to(self.dtype)
+        if A is not None and B is not None:
+            return weight + self.scale * B.to(self.dtype) @ A.to(self.dtype)
+        return weight if rows is None else weight.index_add(0, self.new_ids, rows.to(self.dtype))
 
 
 def factors(adapters: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:

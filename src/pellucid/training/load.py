@@ -10,8 +10,17 @@ from torch import Tensor
 from pellucid.architecture import Architecture
 from pellucid.json_shapes import COUNT, Fields, ListOf, ObjectOf
 from pellucid.model import Transformer
-from pellucid.model.lora import merge
-from pellucid.model.weights import WeightsError, check_stored, empty_network, load_state, load_trained, shapes_of
+from pellucid.model.lora import MergedWeights
+from pellucid.model.weights import (
+    WeightsError,
+    check_same_shapes,
+    check_stored,
+    empty_network,
+    load_state,
+    shapes_of,
+    trained_state,
+    without_memory,
+)
 from pellucid.parameter_counts import count_parameters, oversized_table
 from pellucid.runs.checkpoint import (
     MANIFEST,
@@ -81,12 +90,28 @@ def load_run(
             )
         weights, where = base_weights(recipe), f"the model that {run} started from"
     network = network_of_size(recipe.model, weights, dtype, where)
-    load_state(network, weights, where)
     if recipe.adapt.rank:
-        add_adapters(network, recipe)
-        load_trained(network, stored.weights, f"{run}, step {stored.step}")
-        merge(network)
+        weights = merged_weights(recipe, weights, stored.weights, f"{run}, step {stored.step}", dtype)
+    load_state(network, weights, where)
     return network.to(device).eval(), load_tokenizer(run, trust=trust), stored.step
+
+
+def merged_weights(
+    recipe: Recipe,
+    weights: Mapping[str, Tensor],
+    adapters: Mapping[str, Tensor],
+    where: str,
+    dtype: torch.dtype = torch.float32,
+) -> MergedWeights:
+    """The weights that a run's adapters change, with the adapters merged into them in this precision or float32.
+
+    Raises WeightsError, which begins with `where`, unless these are the tensors that the recipe's adapters have.
+    """
+    with without_memory():
+        adapted = add_adapters(Transformer(recipe.model), recipe)
+    check_same_shapes(shapes_of(trained_state(adapted)), shapes_of(adapters), where)
+    scale, finer = recipe.adapt.scaled_by / recipe.adapt.rank, torch.promote_types(dtype, torch.float32)
+    return MergedWeights(weights, adapters, scale, recipe.record.new_ids, finer)
 
 
 def network_of_size(a: Architecture, weights: Mapping[str, Tensor], dtype: torch.dtype, where: str) -> Transformer:
