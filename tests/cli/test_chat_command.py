@@ -113,7 +113,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(model, monkeypatch):
 
 def test_earlier_messages_make_room_and_what_never_fits_is_said(model):
     conversation, said = talk(model, "a" * 50, "b" * 50, "c" * 200, "d", system="s")
-    assert "(the first 2 messages no longer fit into the context of 128 tokens)" in said
+    assert "(no longer in the context of 128 tokens: the first 2 messages)" in said
     assert "this message and the instructions together have 230 tokens, and the context has 128" in said
     assert "the first 4 messages" not in said  # nothing makes room for the message of 200 bytes
     assert conversation.messages[0]["content"] == "s"

@@ -155,7 +155,7 @@ def test_the_name_of_the_separator_in_a_prompt_is_text():
 @pytest.mark.item("S0-1.2-a")
 def test_a_prompt_longer_than_the_context_keeps_its_end_and_says_so_once():
     network, tokenizer = NETWORKS["byte"]
-    with pytest.warns(PromptCut, match="first 5 tokens are not read") as caught:
+    with pytest.warns(PromptCut, match="not read: its first 5 tokens") as caught:
         results = generate(Model(network, tokenizer), ["x" * 18, "01234" + "y" * 16, "z"], max_tokens=2, seed=0)
     assert len(caught) == 1
     assert [result.truncated for result in results] == [2, 5, 0]

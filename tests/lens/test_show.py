@@ -5,6 +5,7 @@ import gzip
 import json
 import math
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -290,7 +291,7 @@ def test_long_patterns_keep_the_largest_of_each_cell(n, side, seed):
     assert 144 * attention.side_of(144, 2048) ** 2 <= attention.PATTERN_BYTES
 
 
-def test_the_command_writes_a_page(tmp_path, capsys):
+def test_the_command_writes_a_page(tmp_path, capsys, monkeypatch):
     tokenizer = learn_tokenizer("char", ["to be or not to be"])
     network = make_network(A.with_fields({"n_vocab": tokenizer.n_vocab, "n_ctx": 16}), dtype=torch.float32)
     LanguageModel(network, tokenizer, {}).save(tmp_path / "model")
@@ -301,6 +302,19 @@ def test_the_command_writes_a_page(tmp_path, capsys):
     assert data["tokens"] == list("to be")
     assert data["title"] == "\u201cto be\u201d"
     before = page.read_bytes()
+
+    missing = tmp_path / "of mine" / "1" / "page.html"
+    command = ["inspect", str(tmp_path / "model"), "to be", "-o", str(missing), "--device", "cpu"]
+    assert main(command) == 2
+    assert f"make it first: mkdir -p '{missing.parent}'" in capsys.readouterr().err
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    for answer, code in (("", 2), ("n", 2), ("y", 0)):
+        monkeypatch.setattr("builtins.input", lambda question, answer=answer: print(question) or answer)
+        assert not missing.parent.exists()
+        assert main(command) == code
+        assert f"make the folder {missing.parent}? [y/N]" in capsys.readouterr().out
+    assert missing.read_bytes() == before
+
     assert main(["inspect", str(tmp_path / "model"), "", "-o", str(page), "--device", "cpu"]) == 2
     assert "has no token: give some text" in capsys.readouterr().err
     assert page.read_bytes() == before

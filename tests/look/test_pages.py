@@ -8,10 +8,13 @@ import pytest
 from tests.browsing import SIZES, visiting
 from tests.look.conftest import TEXT, encoder_decoder, ready, small_model
 
-from pellucid.architecture import MLP, Attention, Norm, Positions
+from drawing import make_network
+from pellucid.architecture import MLP, Architecture, Attention, Norm, Positions
+from pellucid.language_model import LanguageModel
 from pellucid.look.app import look_files
 from pellucid.look.session import Session
 from pellucid.predictors.ngram import NGram
+from pellucid.text.tokenizers.tokenizer import ByteTokenizer
 from some_cases import one_in
 
 PAGES = ("read", "tokens", "attention", "stream", "circuits", "experiment", "training")
@@ -241,3 +244,9 @@ def test_the_scripts_are_type_checked(tmp_path, needs_typescript):
         text=True,
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_one_layer_is_no_layers(look_into, visit):
+    network = make_network(Architecture(n_vocab=257, n_ctx=8, d_model=8, n_layers=1, attention=Attention(n_heads=1)))
+    page = visit(look_into(Session(LanguageModel(network, ByteTokenizer(), {}), name="small")).url)
+    assert " parameters, 1 layer × 1 head, " in page.inner_text("body")

@@ -131,6 +131,12 @@ def test_a_text_is_written_on_from_and_branches(web, visit):
     assert ["".join(texts) for texts in written] == [c.text for c in answer.choices]
     # the two bytes of é are one piece, and nothing was expected before the first token
     assert pieces(page, ".given")[-2:] == ["n", "é"]
+    page.fill("#max-tokens", "1")
+    page.fill("#samples", "1")
+    page.click("#send")
+    page.wait_for_selector("#status:has-text('1 token written')")
+    assert page.inner_text(".samples .head .quiet").startswith("1 token, ")
+    write(page, prompt, samples=2)
     tokens = page.locator(".samples section:nth-child(1) .token")
     colours = tokens.evaluate_all("(tokens) => tokens.map((t) => t.style.backgroundColor)")
     assert len({*colours}) > 3

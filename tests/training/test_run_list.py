@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from pathlib import Path
 
 import pytest
 from tiny import start, write_text
@@ -9,6 +10,7 @@ from tiny import start, write_text
 import pellucid
 from pellucid.cli import main
 from pellucid.report.comparison import differing_options, points_over
+from pellucid.report.run_list import RunList, RunSummary
 from pellucid.runs.checkpoint import best_step, steps_of
 from pellucid.runs.options import RecipeError
 from pellucid.runs.run_dir import training_lock
@@ -39,6 +41,31 @@ def test_runs_are_listed_with_their_figures_and_status(runs):
     heading, *rows = repr(listed).splitlines()
     assert heading.split() == ["run", "MB", "tokens", "minutes", "bits/byte", "status"]
     assert [row.split()[0] for row in rows] == ["a", "b"]
+
+
+def test_a_list_fits_a_narrow_window():
+    """Columns are left out, then names lose their middle; bits per byte and the status are the last to go."""
+
+    def summary(name: str, status: str) -> RunSummary:
+        return RunSummary(Path(name), "transformer", 12_345_678, 9_876_543, 600.0, 1.2345, status)
+
+    runs = RunList([summary("a-run-with-a-rather-long-name-2", "stopped at step 1,200"), summary("b", "finished")])
+    assert runs.table(100) == runs.table() == repr(runs)
+    headings = {width: runs.table(width).splitlines()[0].split() for width in (80, 70, 60, 40)}
+    assert headings == {
+        80: ["run", "MB", "bits/byte", "status"],
+        70: ["run", "bits/byte", "status"],
+        60: ["run", "status"],
+        40: ["run", "status"],
+    }
+    for width in headings:
+        assert all(len(line) <= width for line in runs.table(width).splitlines())
+    assert runs.table(40).splitlines()[1:] == [
+        "a-run-wi\u2026g-name-2  stopped at step 1,200",
+        "b                finished",
+    ]
+    damaged = RunList([summary("c", "damaged: " + "x" * 80)])
+    assert damaged.table(40).endswith("x" * 80)
 
 
 def test_a_damaged_a_stopped_and_a_trained_run_say_so(runs):
@@ -133,6 +160,9 @@ def test_runs_are_compared_on_one_page(runs, tmp_path, capsys):
     assert "<td class=path>train.seed<td>1337<td>2" in text
     assert text.count("<figure class=sample>") == 2
     assert "<script" not in text
+    missing = tmp_path / "none" / "page.html"
+    assert main(["runs", "compare", str(runs / "a"), str(runs / "b"), "-o", str(missing)]) == 2
+    assert f"mkdir -p {missing.parent}" in capsys.readouterr().err
     assert main(["runs", "compare", str(runs / "a"), "-o", str(page)]) == 2
     assert "give two to 6" in capsys.readouterr().err
 

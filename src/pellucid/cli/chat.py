@@ -188,6 +188,7 @@ class Conversation:
         """
         from pellucid.generate.errors import GenerationError
         from pellucid.generate.replies import recent_messages, required, room_for_reply
+        from pellucid.text.read.chunks import counted
 
         n_ctx, template = self.model.architecture.n_ctx, required(self.model.chat_template)
         room = room_for_reply(n_ctx, self.options.get("max_tokens"))
@@ -198,7 +199,7 @@ class Conversation:
             raise GenerationError(f"{what} {n_tokens} tokens, and the context has {n_ctx}: shorten the message")
         forgotten = len(self.messages) - len(messages)
         if forgotten > self.n_forgotten:
-            self.say(f"(the first {forgotten} messages no longer fit into the context of {n_ctx} tokens)")
+            self.say(f"(no longer in the context of {n_ctx} tokens: the first {counted(forgotten, 'message')})")
         self.n_forgotten = forgotten
         return messages
 

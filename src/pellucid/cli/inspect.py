@@ -8,7 +8,7 @@ from typing import Annotated
 from tyro.conf import Positional
 
 from pellucid.cli.loading import loaded_from, transformer_of
-from pellucid.cli.options import MODEL, CheckpointOptions, NewPath, command, option
+from pellucid.cli.options import MODEL, CheckpointOptions, NewPath, command, make_missing_folder, option
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,12 @@ def inspect_command(
         pellucid inspect runs/my_texts "To be, or not to be"
         pellucid inspect runs/my_texts "To be, or not to be" -o hamlet.html --bos
     """
+    make_missing_folder(output.out)
     loaded = transformer_of(loaded_from(model, model_options), model)
 
     from pellucid.lens.core.inputs import last_tokens
     from pellucid.lens.show.pages import inspect_page
+    from pellucid.text.read.chunks import counted
 
     text = sys.stdin.read() if prompt == "-" else prompt
     trace_options = {"source": input.source, "bos": input.bos or None}
@@ -63,5 +65,6 @@ def inspect_command(
             print(note, file=sys.stderr)
     trace = loaded.trace(text, **{name: value for name, value in trace_options.items() if value is not None})
     path = inspect_page(trace, name=model).save(output.out)
-    print(f"{path}: {path.stat().st_size / 1e3:,.0f} kB, {trace.inputs.lengths[0]} tokens; open it in a browser")
+    read = counted(trace.inputs.lengths[0], "token")
+    print(f"{path}: {path.stat().st_size / 1e3:,.0f} kB, {read}; open it in a browser")
     return 0

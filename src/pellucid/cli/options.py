@@ -11,6 +11,8 @@ import dataclasses
 import functools
 import itertools
 import math
+import shlex
+import sys
 import types
 import typing
 from collections import Counter
@@ -97,6 +99,30 @@ class NewPath:
         if self.may_exist:
             return "is a folder: give the name of a file" if value.is_dir() else ""
         return "exists: choose a new name" if value.exists() else ""
+
+
+def agrees(question: str, otherwise: str) -> bool:
+    """Whether the user answers yes. Raises OptionError, with what to do `otherwise`, where nobody can be asked."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise OptionError(otherwise)
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        print()
+        return False
+
+
+def make_missing_folder(path: Path) -> None:
+    """Make the folder of a file that will be written, if the user agrees. Raises OptionError if it stays missing."""
+    folder = path.parent
+    if folder.is_dir():
+        return
+    missing = (
+        f"{path} cannot be written: there is no folder {folder}; make it first: mkdir -p {shlex.quote(str(folder))}"
+    )
+    if not agrees(f"make the folder {folder}?", missing):
+        raise OptionError(missing)
+    folder.mkdir(parents=True)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The commands that list, compare, prune, rename and delete runs."""
 
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Annotated
 
 from tyro.conf import Positional
 
-from pellucid.cli.options import FOLDER, NewPath, OptionError, at_least, command, option
+from pellucid.cli.options import FOLDER, NewPath, agrees, at_least, command, make_missing_folder, option
 
 
 @command
@@ -24,7 +25,7 @@ def runs_list(folder: Annotated[Positional[str], option("[FOLDER]")] = "runs") -
     """
     from pellucid.report.run_list import list_runs
 
-    print(list_runs(folder))
+    print(list_runs(folder).table(shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
     return 0
 
 
@@ -51,6 +52,7 @@ def runs_compare(
     """
     from pellucid.report.comparison import compare_runs
 
+    make_missing_folder(output.out)
     print(f"{compare_runs(*runs, out=output.out)}: open it in a browser")
     return 0
 
@@ -118,12 +120,12 @@ def runs_delete(
     from pellucid.report.run_list import bytes_of, checked_run, delete_run
 
     path = checked_run(run)
-    if not yes:
-        if not sys.stdin.isatty():
-            raise OptionError(f"{run} would be deleted for good, and nobody can be asked here: give --yes")
-        if input(f"delete {run}, {bytes_of(path) / 1e6:,.1f} MB, for good? [y/N] ").strip().lower() not in ("y", "yes"):
-            print(f"{run} is as it was")
-            return 0
+    if not yes and not agrees(
+        f"delete {run}, {bytes_of(path) / 1e6:,.1f} MB, for good?",
+        f"{run} would be deleted for good, and nobody can be asked here: give --yes",
+    ):
+        print(f"{run} is as it was")
+        return 0
     print(f"{run}: deleted, {delete_run(path):,} bytes")
     return 0
 

@@ -14,6 +14,7 @@ from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import NO_TAPS, SequenceState, TapFactory
 from pellucid.generate.sampling import Sampling
 from pellucid.generate.stopping import StopStrings
+from pellucid.text.read.chunks import counted
 from pellucid.text.tokenizers.tokenizer import Tokenizer
 from pellucid.text_model import Model
 
@@ -336,8 +337,8 @@ def warn_of_cut(encoded: Sequence[Sequence[int]], n_ctx: int) -> None:
     longest = max(map(len, encoded), default=0)
     if longest > n_ctx:
         warnings.warn(
-            f"a prompt of {longest} tokens is longer than the context of {n_ctx}: its first {longest - n_ctx} "
-            "tokens are not read",
+            f"a prompt of {longest} tokens is longer than the context of {n_ctx}; not read: its first "
+            f"{counted(longest - n_ctx, 'token')}",
             PromptCut,
             stacklevel=3,
         )

@@ -18,6 +18,7 @@ from pellucid.model.float64 import in_float64
 from pellucid.predictors.mixture import Counted, NGramMixture
 from pellucid.predictors.ngram import ContextLevel, NGram
 from pellucid.predictors.predictor import Predictor
+from pellucid.text.read.chunks import counted
 
 #: tokens that are listed for each level
 LISTED_TOKENS = 6
@@ -80,11 +81,14 @@ def sizes_said(model: Predictor) -> str:
     network: Any = model.network
     parts, reach = [], int(network.reach)
     if isinstance(network, NGramMixture):
-        parts.append(f"mixed with an n-gram of {network.counted.choices.order} tokens")
+        parts.append(f"mixed with an n-gram of {counted(network.counted.choices.order, 'token')}")
         network = network.network
     if isinstance(network, Counted):
         smoothing = network.choices.smoothing.replace("-", " ").replace("kneser ney", "Kneser-Ney")
-        parts.insert(0, f"n-gram of {network.choices.order} tokens, {smoothing}, {network.ngram.n_parameters:,} counts")
+        parts.insert(
+            0,
+            f"n-gram of {counted(network.choices.order, 'token')}, {smoothing}, {network.ngram.n_parameters:,} counts",
+        )
     else:
         count = sum(p.numel() for p in network.parameters())
         parts.insert(0, f"{model.kind.replace('-', ' ')} predictor, {count:,} parameters")

@@ -1,5 +1,6 @@
 """Runs in a folder: what each is, and removing, renaming and pruning them."""
 
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -44,19 +45,48 @@ class RunSummary:
 
 #: the columns of a list of runs
 HEADINGS = ("run", "MB", "tokens", "minutes", "bits/byte", "status")
+#: the columns that a narrow window does without, the first one first
+LEFT_OUT = ("minutes", "tokens", "MB", "bits/byte")
+#: characters that a shortened name has at least
+SHORTEST_NAME = 12
+#: characters that a status usually has at most: stopped at step 100,000
+USUAL_STATUS = 23
 
 
 class RunList(list[RunSummary]):
     """Runs in the order of their names, which print as a table."""
 
     def __repr__(self) -> str:
+        return self.table()
+
+    def table(self, width: int | None = None) -> str:
+        """The table, for a window of `width` columns if that is given.
+
+        Where it is too narrow, columns are left out, and then long names lose their middle. A status stays whole.
+        """
         if not self:
             return "there are no runs here"
-        rows = [HEADINGS, *(run.cells for run in self)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:5], widths[1:5]), row[5]]) for row in rows
-        )
+        columns = {
+            heading: [heading, *cells] for heading, *cells in zip(HEADINGS, *(run.cells for run in self), strict=True)
+        }
+        statuses = columns.pop("status")
+        room = math.inf if width is None else width - min(max(map(len, statuses)), USUAL_STATUS)
+        widths = {heading: max(map(len, cells)) for heading, cells in columns.items()}
+        for heading in LEFT_OUT:
+            if sum(widths.values()) + 2 * len(widths) > room:
+                del widths[heading]
+        if (beyond := sum(widths.values()) + 2 * len(widths) - room) > 0:
+            widths["run"] = max(widths["run"] - int(beyond), SHORTEST_NAME)
+        names = [shortened(name, widths["run"]).ljust(widths["run"]) for name in columns.pop("run")]
+        figures = [
+            [cell.rjust(widths[heading]) for cell in columns[heading]] for heading in columns if heading in widths
+        ]
+        return "\n".join("  ".join(row) for row in zip(names, *figures, statuses, strict=True))
+
+
+def shortened(name: str, most: int) -> str:
+    """A name in at most so many characters: its beginning and its end, which often is a number."""
+    return name if len(name) <= most else f"{name[: most // 2]}\u2026{name[-((most - 1) // 2) :]}"
 
 
 def list_runs(folder: str | Path = "runs") -> RunList:

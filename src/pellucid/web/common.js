@@ -127,6 +127,8 @@ export function colourOf(x, ramp = "amount") {
 // Numbers ------------------------------------------------------------------------------------
 
 export const three = (x) => (x === null || Number.isNaN(x) ? "\u2013" : Math.abs(x) >= 0.001 || x === 0 ? String(Number(x.toPrecision(3))) : x.toExponential(1));
+/** 1 layer, 2 layers. */
+export const plural = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 export const percent = (x) => (x >= 0.0005 ? `${(100 * x).toFixed(1)} %` : "< 0.1 %");
 
 /** How the numbers of one row or column are written: with the decimals that give the largest of them three digits. */

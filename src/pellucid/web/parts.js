@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "./preact.js";
 import { follow, printing, spelled, themeButton, three } from "./common.js";
 import { TERMS } from "./terms.js";
 
-export { alike, three, percent } from "./common.js";
+export { alike, percent, plural, three } from "./common.js";
 
 /** A number, rounded for reading, or as `said` writes it; the attributes hold its name and all of its digits. */
 export const Num = ({ name, value, unit = "", digits = 3, said }) =>

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { colourOf, marked, printing } from "./common.js";
-import { Choice, Term, Token, alike, percent, three, useRepaint, useWidth } from "./parts.js";
+import { Choice, Term, Token, alike, percent, plural, three, useRepaint, useWidth } from "./parts.js";
 import { Bars, largest } from "./charts.js";
 import { Canvas, Facts, Matrix, Quiet, bitmap, fitted } from "./matrix.js";
 
@@ -81,7 +81,7 @@ export function Thumbnails({ heads, sorted, onSort, named = [], selected, onSele
     return k < 0 || k >= across || y < 0 ? null : (order[Math.floor(y / step) * across + k] ?? null);
   };
   return html`<div class="row"><span class="quiet">Sort by</span><${Choice} label="Sort by" value=${sort} options=${sorts} onChange=${onSort} /></div>
-    <figure ref=${box} class="drawn"><${Canvas} width=${across * (size + gap)} height=${Math.ceil(order.length / across) * step} draw=${draw} hit=${hit} onPick=${onSelect} name="thumbnails" label=${`The patterns of ${order.length} heads`}
+    <figure ref=${box} class="drawn"><${Canvas} width=${across * (size + gap)} height=${Math.ceil(order.length / across) * step} draw=${draw} hit=${hit} onPick=${onSelect} name="thumbnails" label=${`The patterns of ${plural(order.length, "head")}`}
     onArrow=${(dx, dy) => {
       const to = order[order.indexOf(selected) + dx + dy * across];
       if (to !== undefined) onSelect(to);
@@ -212,7 +212,7 @@ export function ramped(lens, stat, vocabulary) {
     return {
       data: data.map((x) => x + 1),
       level: (x) => 1 - Math.log(x) / Math.log(vocabulary),
-      low: `rank ${vocabulary.toLocaleString("en")}`,
+      low: `rank ${counted(vocabulary)}`,
       high: "1",
     };
   const most =

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pellucid.lens.core.inputs import InputError, Inputs, one_token
 from pellucid.tensor_names import axes
+from pellucid.text.read.chunks import counted
 from pellucid.text.tokenizers.base import Tokenizer
 
 
@@ -99,5 +100,5 @@ class InputView(VocabularyView):
         """A position of the tensor `of`, counted from the row's start; negative `pos` counts from its last token."""
         n = self.inputs_of(of).lengths[row]
         if not -n <= pos < n:
-            raise InputError(f"position {pos}: row {row} has {n} tokens, so give {-n} to {n - 1}")
+            raise InputError(f"position {pos}: row {row} has {counted(n, 'token')}, so give {-n} to {n - 1}")
         return pos % n

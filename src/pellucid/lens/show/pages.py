@@ -23,6 +23,7 @@ from pellucid.lens.weights.circuits import Circuits
 from pellucid.lens.weights.composition import Composition
 from pellucid.lens.weights.factored_matrix import FactoredMatrix
 from pellucid.lens.weights.head_weights import Head
+from pellucid.text.read.chunks import counted
 
 #: the panels of a trace's page unless others are named
 TRACE_PANELS: tuple[PanelName, ...] = ("tokens", "attention", "lens", "attribution")
@@ -59,7 +60,7 @@ def show_trace(t: Recording, panels: Sequence[PanelName] = TRACE_PANELS, *, row:
             else:
                 drawn.append(PANEL_MAKERS[name](t, row))
     options = {"tokens": t.spelled(row), "facts": facts_of(t, row), "position": n - 1}
-    return Figure(title or f"{n} tokens", drawn, vocabulary=t.architecture.n_vocab, **options)
+    return Figure(title or counted(n, "token"), drawn, vocabulary=t.architecture.n_vocab, **options)
 
 
 def _attentions(t: Recording, row: int) -> list[Panel]:

@@ -2,7 +2,7 @@
 
 import { html, useMemo } from "./preact.js";
 import { getJson, route, useJson, useLines, useLoad } from "./api.js";
-import { Choice, Num, Panel, Term, Token, Waiting, three } from "./parts.js";
+import { Choice, Num, Panel, Term, Token, Waiting, plural, three } from "./parts.js";
 import { Bars, Scale, largest } from "./charts.js";
 import { HeadMatrix, HeadScores, KeyBars, Thumbnails, TokenLines, strongest } from "./trace_panels.js";
 import { Loaded, Quiet, partName } from "./matrix.js";
@@ -89,7 +89,7 @@ function Heads({ view, set, a, part, heads, layer, head, overview }) {
   const labels = useJson(part === "attn" ? "api/heads/labels" : null, { checkpoint: view.checkpoint || null });
   return html`<${Panel} title=${heads.parts.find((one) => one.part === part).title} code=${`${a.code}\n${heads.code}`} not=${heads.not_shown} tools=${heads.parts.length > 1 ? html`<${Choice} label="Which attention" value=${part} options=${{ attn: "target", encoder: "source", cross: "to the source" }} onChange=${(to) => set({ part: to })} />` : null}>
     <${Quiet}>The <${Term} t="attention pattern" /> of every <${Term} t="head" />.<//>
-    <div class="beside"><div><${Thumbnails} heads=${heads} sorted=${view.sort} onSort=${(sort) => set({ sort })} named=${labels.value?.labels ?? []} selected=${layer * heads.heads + head} onSelect=${(k) => set({ layer: Math.floor(k / heads.heads), head: k % heads.heads })} /><${Waiting} of=${overview} what=${`reading the heads, ${heads.done} of ${heads.layers} layers`} /></div>
+    <div class="beside"><div><${Thumbnails} heads=${heads} sorted=${view.sort} onSort=${(sort) => set({ sort })} named=${labels.value?.labels ?? []} selected=${layer * heads.heads + head} onSelect=${(k) => set({ layer: Math.floor(k / heads.heads), head: k % heads.heads })} /><${Waiting} of=${overview} what=${`reading the heads, ${heads.done} of ${plural(heads.layers, "layer")}`} /></div>
       <div><${HeadScores} heads=${heads} layer=${layer} head=${head} />
         <h3>Heads with a name</h3>${part === "attn" ? html`<${Named} labels=${labels} set=${set} />` : html`<${Quiet}>Only in self-attention over a text: random tokens have no source.<//>`}</div></div>
   <//>`;
@@ -112,7 +112,7 @@ function OneHead({ view, set, a, b, part, path, heads, layer, head, query }) {
     see === "difference" && !b
       ? "Give a second prompt above: the difference is between the patterns of prompts A and B."
       : see === "difference" && b.tokens.length !== a.tokens.length
-        ? `Prompt A has ${a.tokens.length} tokens and prompt B ${b.tokens.length}: the difference needs two prompts of as many tokens.`
+        ? `Prompt A has ${plural(a.tokens.length, "token")} and prompt B ${b.tokens.length}: the difference needs two prompts of as many tokens.`
         : see === "virtual" && part === "cross"
           ? "A virtual head needs two heads of one sequence, and cross-attention reads another one."
           : see === "virtual" && layer === 0

@@ -3,7 +3,7 @@
 import { html, useMemo, useRef } from "./preact.js";
 import { marked } from "./common.js";
 import { getJson, route, useJson, useLoad } from "./api.js";
-import { Choice, Num, Panel, Slider, Term, Toggle, Token, Waiting, three, useRepaint, useWidth } from "./parts.js";
+import { Choice, Num, Panel, Slider, Term, Toggle, Token, Waiting, plural, three, useRepaint, useWidth } from "./parts.js";
 import { Bars, Lines, Scale, largest } from "./charts.js";
 import { Canvas, Facts, HINT, Loaded, Matrix, Quiet, TokenField, inks } from "./matrix.js";
 import { Plane } from "./plane.js";
@@ -50,7 +50,7 @@ function Page({ view, set, model, a, pos }) {
   const shared = { view, set, model, part, asked, listing, layers, table, heads, layer, head, width, usual };
   return html`<div><div class="row choose">${model.reads_source ? html`<${Choice} label="Which heads" value=${part} options=${parts} onChange=${(weights) => set({ weights })} />` : null}
       <${Toggle} label="norms' gains folded into the weights" value=${view.fold} onChange=${(fold) => set({ fold })} />
-      ${known?.listed != null && known.listed < known.of ? html`<${Toggle} label=${`list all ${known.of.toLocaleString("en")} tokens, not only the ${known.listed.toLocaleString("en")} of the training text`} value=${view.every} onChange=${(every) => set({ every })} />` : null}
+      ${known?.listed != null && known.listed < known.of ? html`<${Toggle} label=${`list all ${plural(known.of, "token")}, not only the ${known.listed.toLocaleString("en")} of the training text`} value=${view.every} onChange=${(every) => set({ every })} />` : null}
       ${heads?.rotated ? html`<${Slider} label="keys back, \u0394" value=${view.offset} min=${0} max=${Math.min(63, model.n_ctx - 1)} step=${1} onInput=${(offset) => set({ offset })} />` : null}</div>
     ${view.edits.length ? html`<${Quiet}>The edits above change activations, not weights: this page shows the model without them.<//>` : null}
     ${layers ? html`<div><${HeadTable} ...${shared} /><${LookUp} ...${shared} />${part === "cross" ? null : html`<${Distances} ...${shared} />`}<${HeadCard} ...${shared} /><${Composition} ...${shared} />${part === "cross" ? null : html`<${NeuronCard} ...${shared} />`}<${Positions} ...${shared} /></div>` : html`<${Quiet}>This network has no layers, so it has no heads and no neurons.<//>`}
@@ -158,7 +158,7 @@ function Composition({ view, set, part, asked, layers, heads, layer, head, width
         <div class="beside even"><${Graph} ...${{ edges, layers, width, least }} selected=${[layer, head]} onSelect=${([l, h]) => set({ layer: l, head: h })} />
           <div><${Lines} label="Scores of the strongest pairs" xName="pair, strongest first" yName="score" height=${200} band=${{ low: value.baseline - 2 * value.spread, high: value.baseline + 2 * value.spread, name: "random" }} series=${[{ name: "pairs", x: value.top.map((_, k) => k + 1), y: value.top.map((edge) => edge.score) }]} />
             <h3>${mine.length ? `The edges of head ${layer}.${head}` : "The strongest edges"}</h3><${Bars} label="Edges" most=${value.top[0]?.score} rows=${(mine.length ? mine : edges).slice(0, 8).map((edge) => ({ label: name(edge), value: edge.score, name: `compose.${name(edge)}` }))} /></div></div>
-        <${Quiet}>${edges.length === 200 ? "The 200 strongest pairs are drawn." : `${edges.length} pair${edges.length === 1 ? " is" : "s are"} drawn.`}<//>`;
+        <${Quiet}>${edges.length === 200 ? "The 200 strongest pairs are drawn." : `Drawn: ${plural(edges.length, "pair")}.`}<//>`;
     }}
   <//>`;
 }

@@ -4,7 +4,7 @@ import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { getTrace, postJson, postLines, useLines, useLoad } from "./api.js";
 import { marked } from "./common.js";
 import { Bars, Lines, Scale, largest } from "./charts.js";
-import { Matrix } from "./matrix.js";
+import { Matrix, Quiet } from "./matrix.js";
 import {
   Choice,
   CopyButton,
@@ -17,6 +17,7 @@ import {
   Waiting,
   percent,
   placesOf,
+  plural,
   three,
 } from "./parts.js";
 import { addDefaults } from "./state.js";
@@ -109,7 +110,7 @@ function Measure({ view, set, a, b, asked }) {
   return html`<${Panel} title="What is measured" not="how good the answer is: the number says how strongly the model prefers one token at the last position.">
     <div class="row"><${Choice} label="Metric" value=${view.metric} options=${METRICS} onChange=${(kind) => set({ metric: kind })} />
       ${"one" in metric ? pick("target", "of", metric.one) : null}${both ? pick("against", "against", metric.other) : null}</div>
-    ${view.edits.length ? html`<p class="quiet">Patching, ablation and steering start from the run without the edits. Generate, and every other page, use them.</p>` : null}
+    ${view.edits.length ? html`<${Quiet}>Patching, ablation and steering start from the run without the edits. Generate, and every other page, use them.<//>` : null}
   <//>`;
 }
 
@@ -197,9 +198,9 @@ function Patching({ view, set, model, a, b, asked, sourceB, apart }) {
         ? html`<p>Write a second prompt above (\u201cCompare with a second prompt\u201d) that differs from the first in one thing, with as many tokens. Its values are then put into the run of the first, one place at a time.</p>
       ${model.example_b && asked.a === model.example ? html`<p><button type="button" class="act" onClick=${() => set({ b: model.example_b })}>Use \u201c${model.example_b}\u201d</button></p>` : null}`
         : html`
-    <p class="quiet">The run of prompt A is repeated with what prompt B has at one place. ${kl ? html`KL has slope 0 at run A, so it cannot be estimated: only <${Term} t="activation patching">exact values<//> are shown.` : html`<${Term} t="attribution patching">Estimates<//> come at once; <${Term} t="activation patching">exact values<//> replace them as they are computed.`} A click on a place makes it an edit.</p>
+    <${Quiet}>The run of prompt A is repeated with what prompt B has at one place. ${kl ? html`KL has slope 0 at run A, so it cannot be estimated: only <${Term} t="activation patching">exact values<//> are shown.` : html`<${Term} t="attribution patching">Estimates<//> come at once; <${Term} t="activation patching">exact values<//> replace them as they are computed.`} A click on a place makes it an edit.<//>
     <div class="row"><${Choice} label="What is replaced" value=${view.site} options=${SITES} onChange=${(site) => set({ site })} /></div>
-    ${alike ? null : html`<p class="error" role="alert">Prompt A has ${a.n} tokens and prompt B has ${b.n}: write them so that they have equally many (the boxes under the prompts are the tokens).</p>`}
+    ${alike ? null : html`<p class="error" role="alert">Prompt A has ${plural(a.n, "token")} and prompt B has ${b.n}: write them so that they have equally many (the boxes under the prompts are the tokens).</p>`}
     ${
       got
         ? html`<p>${got.metric}: A <${Num} name="patch.own" value=${got.own} unit=${UNITS[view.metric]} />, B <${Num} name="patch.other" value=${got.other} unit=${UNITS[view.metric]} />. ${" "}<span class="quiet" aria-live="polite" data-done=${got.done} data-total=${got.total}>${!exact ? html`${kl ? "" : "estimates; "}<button type="button" class="act small" onClick=${() => want(question)}>compute all ${got.total} exactly</button>` : got.done < got.total ? `exact values: ${got.done} of ${got.total} places \u2026 ${run.seconds.toFixed(1)} s` : "all values are exact"}${got.end && !kl ? html`; the estimates correlate with them at <${Num} name="patch.correlation" value=${got.end.correlation} />` : ""}</span></p>
@@ -207,7 +208,7 @@ function Patching({ view, set, model, a, b, asked, sourceB, apart }) {
       <${Matrix} values=${share.values} rows=${got.rows.length} columns=${got.columns} ramp="signed" high=${share.most} label="patching" describe=${describe} onSelect=${add}
         rowNames=${got.rows.map((_, r) => name(r))} columnNames=${got.tokens.map(marked)} biggest=${44} rings=${share.rings} />
       <${Failed} of=${run} />
-      ${share.rings.length ? html`<p class="quiet">Ringed: the estimate is wrong by more than a quarter of the way.</p>` : null}`
+      ${share.rings.length ? html`<${Quiet}>Ringed: the estimate is wrong by more than a quarter of the way.<//>` : null}`
         : alike
           ? html`<${Waiting} of=${run} what=${kl ? "running both prompts" : "estimating all places"} />`
           : null
@@ -267,9 +268,9 @@ function Ablation({ view, set, a, b, asked, textA, sourceB, apart }) {
         ? html`<p>${heads.metric}: <${Num} name="ablation.baseline" value=${heads.baseline} unit=${UNITS[view.metric]} /> with every part; shown is the change <${Scale} low=${three(-most)} high=${three(most)} ramp="signed" /></p>
     <div class="two"><div><h3>Without one head</h3><${Matrix} values=${flat} rows=${heads.effect.length} columns=${heads.effect[0].length} ramp="signed" high=${most} biggest=${34} label="ablation of heads"
         describe=${(l, h, x) => html`without head ${l}.${h}: <${Num} name=${`ablation.head.${l}.${h}`} value=${x} />`} onSelect=${(l, h) => edit(`blocks.${l}.attn.z`, { head: [h] })} rowNames=${heads.effect.map((_, l) => `block ${l}`)} />
-        <p class="quiet">${strongest(heads.effect, UNITS[view.metric])}</p></div>
+        <${Quiet}>${strongest(heads.effect, UNITS[view.metric])}<//></div>
     <div><h3>Without one block's attention or MLP</h3><${Bars} label="ablation of parts" most=${most} rows=${parts.flatMap((part) => part.effect.map((x, l) => ({ label: html`<button type="button" class="link" onClick=${() => edit(`blocks.${l}.${part.site}`, {})}>${part.site === "attn_out" ? "attention" : "MLP"} ${l}</button>`, value: x, name: `ablation.${part.site}.${l}` })))} /></div></div>
-    <p class="quiet">A click on a part makes it an edit.</p>`
+    <${Quiet}>A click on a part makes it an edit.<//>`
         : null
     }
   <//>`;
@@ -336,7 +337,7 @@ function Steering({ view, set, model, asked, textA }) {
   const field = (name, value, label) =>
     html`<${TextField} label=${label} value=${value} onChange=${(text) => set({ [name]: text })} />`;
   return html`<${Panel} title="Steering: push the stream in a direction" code=${point?.code} id="steering" not="whether the model uses this direction by itself; only what happens when it is added at every position.">
-    <p class="quiet">The direction is the stream of one text less that of another${got && Object.keys(offered).length < 2 ? `, which at the ${chosen === "mean" ? "last token" : "mean"} are equal` : ""}. A multiple of it is added at every position of prompt A.</p>
+    <${Quiet}>The direction is the stream of one text less that of another${got && Object.keys(offered).length < 2 ? `, which at the ${chosen === "mean" ? "last token" : "mean"} are equal` : ""}. A multiple of it is added at every position of prompt A.<//>
     <div class="row">${field("towards", towards, "towards")}${field("away", away, "away from")}<label class="field">at <select value=${at} onChange=${(event) => set({ steer: event.target.value })}>${points.map((name) => html`<option value=${name}>${name}</option>`)}</select></label>
       <${Choice} label="Taken at" value=${chosen} options=${offered} onChange=${(from) => set({ from })} /></div>
     ${towards ? null : html`<p>Write a text to steer towards, or a second prompt above.</p>`}
@@ -348,7 +349,7 @@ function Steering({ view, set, model, asked, textA }) {
           ? html`<div class="two"><div><${Slider} label="factor" value=${view.factor} min=${got.factors[0]} max=${got.factors.at(-1)} step=${0.5} onInput=${(factor) => set({ factor })} /> <button type="button" class="act small" disabled=${!view.factor} onClick=${add}>Add to the edits</button>
         <${Lines} label="metric by factor" xName="factor" yName=${got.metric} series=${[{ name: "", x: got.points.map((one) => one.factor), y: got.points.map((one) => one.value) }]} mark=${view.factor} onSelect=${(factor) => set({ factor })} height=${200} />
         <span class="quiet">the direction's length is <${Num} name="steering.length" value=${got.length} />${run.loading ? `; ${got.points.length} of ${got.factors.length} factors` : ""}</span></div>
-      <div><h3>Next token at factor ${three(view.factor)}</h3>${point ? html`<p class="quiet">metric <${Num} name="steering.value" value=${point.value} unit=${UNITS[view.metric]} /></p><${Bars} most=${1} label="next tokens when steered" rows=${point.top.map((token, k) => ({ label: html`<${Token} text=${token.text} />`, value: token.p, said: percent(token.p), name: `steering.top.${k}` }))} />` : html`<p class="quiet">not computed yet</p>`}</div></div>`
+      <div><h3>Next token at factor ${three(view.factor)}</h3>${point ? html`<${Quiet}>metric <${Num} name="steering.value" value=${point.value} unit=${UNITS[view.metric]} /><//><${Bars} most=${1} label="next tokens when steered" rows=${point.top.map((token, k) => ({ label: html`<${Token} text=${token.text} />`, value: token.p, said: percent(token.p), name: `steering.top.${k}` }))} />` : html`<${Quiet}>not computed yet<//>`}</div></div>`
           : html`<${Waiting} of=${run} what="steering" />`
     }
   <//>`;
@@ -402,9 +403,9 @@ function SideBySide({ view, set, model, asked, textA }) {
       <${Slider} label="temperature" value=${view.temperature} min=${0} max=${2} step=${0.1} onInput=${(temperature) => set({ temperature })} />
       <${Slider} label="tokens" value=${view.tokens} min=${5} max=${200} step=${5} onInput=${(tokens) => set({ tokens })} />
       <${Slider} label="seed" value=${view.seed} min=${1} max=${20} step=${1} onInput=${(seed) => set({ seed })} /></div>
-    ${view.edits.length ? null : html`<p class="quiet">There are no edits yet, so both texts will be the same. A click on a place, a head or a part above makes one.</p>`}
+    ${view.edits.length ? null : html`<${Quiet}>There are no edits yet, so both texts will be the same. A click on a place, a head or a part above makes one.<//>`}
     <${Failed} of=${state} />
-    ${state.texts ? html`<div class="two">${column("without", "without edits")}${column("with", `with ${view.edits.length} edit${view.edits.length === 1 ? "" : "s"}`)}</div>` : null}
+    ${state.texts ? html`<div class="two">${column("without", "without edits")}${column("with", `with ${plural(view.edits.length, "edit")}`)}</div>` : null}
   <//>`;
 }
 

@@ -2,7 +2,7 @@
 
 import { html } from "./preact.js";
 import { useJson } from "./api.js";
-import { CopyButton, Num, Term, Token, Waiting, percent } from "./parts.js";
+import { CopyButton, Num, Term, Token, Waiting, percent, plural } from "./parts.js";
 import { Equation, Sampling, Source } from "./read.js";
 import { FromText } from "./text_parts.js";
 
@@ -16,7 +16,7 @@ function Page({ view, set, model, a, pos }) {
       model.kind === "recurrent"
         ? "This predictor reads one token after the other, and keeps what it has read in one vector."
         : model.n_ctx
-          ? html`This predictor reads the last ${model.n_ctx > 1 ? `${model.n_ctx} tokens` : "token"} and nothing before:
+          ? html`This predictor reads the last ${plural(model.n_ctx, "token")} and nothing before:
       ${a.tokens.slice(first, pos + 1).map((token) => html`<${Token} text=${token.text} special=${token.special} />`)}`
           : "This predictor reads no context at all."
     }<span class="screen"> Click another token above to follow it.</span></p>
@@ -27,14 +27,14 @@ function Page({ view, set, model, a, pos }) {
   </div>`;
 }
 
-/** What follows a context of one length: its counts, what they say, and what the shorter context adds; `trace` is code. */
+/** What follows a context of one length; `trace` is code. */
 function Level({ level, definition, trace, at }) {
   const code = `${trace}\n${level.code}`;
   const title =
     level.name === "mixture"
       ? "Network and n-gram mixed"
       : level.context.length
-        ? `After ${level.context.length} token${level.context.length > 1 ? "s" : ""}`
+        ? `After ${plural(level.context.length, "token")}`
         : "Without context";
   return html`<section class="panel part" data-part=${level.name} data-at=${at} aria-label=${title}>
     <div class="head"><h2>${title} ${level.context.map((token) => html`<${Token} text=${token.text} special=${token.special} />`)}</h2><div class="tools"><${CopyButton} code=${code} /></div></div>

@@ -4,7 +4,7 @@ import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./p
 import { getJson, route, useJson, useLoad } from "./api.js";
 import { marked, rampAt, readRamps } from "./common.js";
 import { Bars, TopBars, largest } from "./charts.js";
-import { Matrix } from "./matrix.js";
+import { Matrix, Quiet } from "./matrix.js";
 import { addDefaults, current } from "./state.js";
 import {
   CopyButton,
@@ -16,6 +16,7 @@ import {
   Token,
   Waiting,
   percent,
+  plural,
   alike,
   three,
   useRepaint,
@@ -200,7 +201,7 @@ function Part({ part, definitions, view, set, model, a, pos, goTo, code }) {
     return made;
   }, [part]);
   return html`<section class="panel part" data-part=${part.name} data-at=${values.value ? `${a.id}/${pos}` : ""}>
-    <button type="button" class="fold" aria-expanded=${open ? "true" : "false"} onClick=${toggle}><span class="arrow">${open ? "\u25be" : "\u25b8"}</span> <h2>${partTitle(part.name)}</h2> <span class="quiet">${part.steps.length} step${part.steps.length === 1 ? "" : "s"}</span></button>
+    <button type="button" class="fold" aria-expanded=${open ? "true" : "false"} onClick=${toggle}><span class="arrow">${open ? "\u25be" : "\u25b8"}</span> <h2>${partTitle(part.name)}</h2> <span class="quiet">${plural(part.steps.length, "step")}</span></button>
     <${Waiting} of=${values} />
     ${
       open && values.value
@@ -251,7 +252,7 @@ function Product({ name, view, set, a, pos, heads, keys }) {
     query = Math.min(pos, read.length - 1);
   const product = useJson(`api/t/${a.id}/read/product`, { name, pos: query, head, key });
   const value = product.value;
-  if (product.error) return html`<p class="quiet">${product.error.message}</p>`;
+  if (product.error) return html`<${Quiet}>${product.error.message}<//>`;
   if (!value) return html`<${Waiting} of=${product} />`;
   const n = value.products.length,
     upTo = Math.min(term ?? n, n),
@@ -261,7 +262,7 @@ function Product({ name, view, set, a, pos, heads, keys }) {
     return values.map((x, k) => html`<td class=${k < upTo ? "" : "later"}>${number(x)}</td>`);
   };
   return html`<details class="product" data-product=${`${head}/${key}`}><summary>One score, term by term: head ${head}, from <${Token} text=${read[query].text} /> to <${Token} text=${read[Math.min(key, read.length - 1)].text} /></summary>
-    <p class="quiet">Click the strip above to choose a head and a position.</p>
+    <${Quiet}>Click the strip above to choose a head and a position.<//>
     <${Slider} label="products added" value=${upTo} min=${0} max=${n} step=${1} said=${`${upTo} of ${n}`} onInput=${setTerm} />
     <div class="terms scrolls" tabindex="0"><table><thead><tr><th>${value.names[0]}</th>${row(value.left)}</tr>
       <tr><th>${value.names[1]}</th>${row(value.right)}</tr>
@@ -340,11 +341,11 @@ function Kept({ set, a, pos }) {
     <${Waiting} of=${step} what="reading with a cache" />
     ${
       value?.reason
-        ? html`<p class="quiet">${value.reason}</p>`
+        ? html`<${Quiet}>${value.reason}<//>`
         : value
           ? html`<${Matrix} name="cache" label="Kept and new columns: blocks in rows, positions in columns" values=${cells} rows=${blocks} columns=${a.n} high=${1} rowNames=${value.blocks.map((_, r) => `block ${r}`)} columnNames=${a.tokens.map((token) => marked(token.text))} biggest=${34} most=${1100} onSelect=${(_, k) => set({ pos: k })} describe=${said} />
-      <p class="quiet">Full colour: new; weaker: kept; empty: not written yet. For each token <${Num} name="cache.per_token" value=${value.per_token} digits=${9} /> numbers are kept, <${Num} name="cache.bytes" value=${value.bytes} digits=${12} /> bytes up to here.${" "}
-      ${value.difference === null ? "" : html`The logits with a cache differ from those above by at most <${Num} name="cache.difference" value=${value.difference} />.`}</p>`
+      <${Quiet}>Full colour: new; weaker: kept; empty: not written yet. For each token <${Num} name="cache.per_token" value=${value.per_token} digits=${9} /> numbers are kept, <${Num} name="cache.bytes" value=${value.bytes} digits=${12} /> bytes up to here.${" "}
+      ${value.difference === null ? "" : html`The logits with a cache differ from those above by at most <${Num} name="cache.difference" value=${value.difference} />.`}<//>`
           : null
     }
   <//>`;
@@ -361,7 +362,7 @@ function Order({ view, set, a }) {
     <p>A transformer reads a set of vectors. Only its <${Term} t="positions" /> and its <${Term} t="mask" /> tell it the order. Take both away, shuffle the tokens, and each token ends in exactly the same vector.</p>
     <div class="row"><button type="button" class="act small" onClick=${() => set({ shuffle: view.shuffle + 1 })}>${view.shuffle < 0 ? "Shuffle the tokens" : "Shuffle again"}</button>
       <${Toggle} label="with its positions" value=${view.positions} onChange=${(positions) => set({ positions })} /><${Toggle} label="with its mask" value=${view.mask} onChange=${(mask) => set({ mask })} /></div>
-    ${view.edits.length ? html`<p class="quiet">This panel reads the text without the edits above: an edit of a position would meet another token in the shuffled text.</p>` : null}
+    ${view.edits.length ? html`<${Quiet}>This panel reads the text without the edits above: an edit of a position would meet another token in the shuffled text.<//>` : null}
     <${Waiting} of=${order} />
     ${
       value

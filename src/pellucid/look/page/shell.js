@@ -7,6 +7,7 @@ import { address, current, set, useView } from "./state.js";
 import {
   CopyButton,
   Failed,
+  Num,
   Panel,
   ThemeButton,
   Token,
@@ -14,6 +15,7 @@ import {
   explainTerms,
   loading,
   placesOf,
+  plural,
   useKeys,
 } from "./parts.js";
 
@@ -110,7 +112,7 @@ function Inspector({ view, model }) {
 
 const ModelFacts = ({ model }) =>
   model.said ??
-  html`<span class="num" data-name="model.parameters" data-value=${String(model.parameters)}>${model.parameters.toLocaleString("en")}</span> parameters, ${model.n_layers} layers${model.n_heads ? ` \u00d7 ${model.n_heads} heads` : ""}, width ${model.architecture.d_model}, ${model.n_vocab.toLocaleString("en")} tokens known, reads up to ${model.n_ctx.toLocaleString("en")}`;
+  html`<${Num} name="model.parameters" value=${model.parameters} digits=${16} /> parameters, ${plural(model.n_layers, "layer")}${model.n_heads ? ` \u00d7 ${plural(model.n_heads, "head")}` : ""}, width ${model.architecture.d_model}, ${model.n_vocab.toLocaleString("en")} tokens known, reads up to ${model.n_ctx.toLocaleString("en")}`;
 
 function Checkpoints({ view, model }) {
   if (model.steps.length < 2)

@@ -3,7 +3,7 @@
 import { html, useState } from "./preact.js";
 import { route, useJson, useLines } from "./api.js";
 import { Lines } from "./charts.js";
-import { Choice, Failed, Num, Panel, Term, Toggle, Waiting, alike } from "./parts.js";
+import { Choice, Failed, Num, Panel, Term, Toggle, Waiting, alike, plural } from "./parts.js";
 import { addDefaults } from "./state.js";
 
 addDefaults({ kind: "induction", onPrompt: false });
@@ -68,7 +68,7 @@ function ByPosition({ view }) {
   <//>`;
 }
 
-const said = ([from, to]) => (from === to ? `${from} token${from === 1 ? "" : "s"}` : `${from} to ${to} tokens`);
+const said = ([from, to]) => (from === to ? plural(from, "token") : `${from} to ${to} tokens`);
 
 const foldHeads = (value, line) =>
   line.kind === "start" ? { ...line, rows: [] } : { ...value, rows: [...value.rows, line] };
@@ -96,7 +96,7 @@ function HeadsForming({ view, set, model, go, textA }) {
     <div class="row">${several ? html`<${Choice} label="Score" value=${view.kind} options=${KINDS} onChange=${(kind) => set({ kind })} />` : null}<${Toggle} label="on prompt A, not on repeated random tokens" value=${view.onPrompt} onChange=${(onPrompt) => set({ onPrompt })} /></div>
     <${Failed} of=${run} />
     <p class="quiet" aria-live="polite" data-done=${rows.length} data-total=${got?.steps.length ?? ""}>${several ? html`Each line is a head, its height its score: <${Term} t=${`${KINDS[view.kind]} head`}>${KINDS[view.kind]}<//>. ` : ""}${run.loading && several ? `${rows.length} of ${got.steps.length} checkpoints \u2026 ${run.seconds.toFixed(1)} s` : ""}</p>
-    ${got && model.steps.length && got.steps.length < 4 ? html`<p class="quiet">This run kept ${got.steps.length} checkpoint${got.steps.length === 1 ? "" : "s"}. <code>pellucid train TEXT --set checkpoint_every=50 --set keep_last=100</code> keeps more, so that you see when a head comes about.</p>` : null}
+    ${got && model.steps.length && got.steps.length < 4 ? html`<p class="quiet">This run kept ${plural(got.steps.length, "checkpoint")}. <code>pellucid train TEXT --set checkpoint_every=50 --set keep_last=100</code> keeps more, so that you see when a head comes about.</p>` : null}
     ${several && rows.length > 1 ? html`<${Lines} label=${`heads, ${KINDS[view.kind]}`} xName="step" yName="score" series=${lines(rows, view.kind)} mark=${model.step ?? null} onSelect=${go} />` : null}
     ${
       here

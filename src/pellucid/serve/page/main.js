@@ -1,6 +1,6 @@
 // The page: what is asked, what comes back, and the way back.
 
-import { make, readRamps, redraw, themeButton, three } from "./common.js";
+import { make, plural, readRamps, redraw, themeButton, three } from "./common.js";
 import { scaleBar } from "./elements.js";
 import { ServerError, ask, events } from "./api.js";
 import { asCurl, asPython } from "./copy.js";
@@ -151,7 +151,7 @@ async function stream(path, body, hear) {
     }
     ended = true;
     const note = leftOut ? ` The context is full: messages left out at the beginning: ${leftOut}.` : "";
-    say(`${usage.completion_tokens} tokens written, ${usage.prompt_tokens} read, seed ${body.seed}.${note}`);
+    say(`${plural(usage.completion_tokens, "token")} written, ${usage.prompt_tokens} read, seed ${body.seed}.${note}`);
   } catch (error) {
     if (error.name === "AbortError") {
       if (running === mine) say(`Stopped, seed ${body.seed}.`);
@@ -178,7 +178,7 @@ function answers(n, makeText, action, act) {
   const finish = ({ text, facts, button }, reason) => {
     text.finish();
     const each = text.scored ? `, ${three(text.bits / text.scored)} bits each` : "";
-    facts.textContent = `${text.scored} tokens${each}${reason ? `, ${REASONS[reason] ?? reason}` : ""}`;
+    facts.textContent = `${plural(text.scored, "token")}${each}${reason ? `, ${REASONS[reason] ?? reason}` : ""}`;
     button.hidden = !text.text;
   };
   const element = make("div", { class: "samples" }, ...list.map(({ box }) => box)), before = $("results").firstChild, shown = shownBody;
