@@ -66,6 +66,12 @@ def test_ten_passages_of_every_kind_show_what_was_extracted(folder):
     assert rows == [(f"row {n}", f"row {n - 1} of some text") for n in (1, 14, 27)]
 
 
+def test_a_narrow_window_has_shares_and_whole_names(folder):
+    lines = pellucid.read(folder).lines(40)
+    assert max(map(len, lines)) <= 40
+    assert [line.split()[-1] for line in lines[:3]] == ["file", "logs/server.log", "notes/plan.md"]
+
+
 def test_what_is_not_read_is_said_by_reason_and_hidden_files_are_one_count(folder, capsys):
     assert cli.main(["read", str(folder)]) == 0
     shown = capsys.readouterr().out

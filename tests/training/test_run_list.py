@@ -51,18 +51,18 @@ def test_a_list_fits_a_narrow_window():
 
     runs = RunList([summary("a-run-with-a-rather-long-name-2", "stopped at step 1,200"), summary("b", "finished")])
     assert runs.table(100) == runs.table() == repr(runs)
-    headings = {width: runs.table(width).splitlines()[0].split() for width in (80, 70, 60, 40)}
+    headings = {width: runs.table(width).splitlines()[0].split() for width in (80, 70, 50, 40)}
     assert headings == {
         80: ["run", "MB", "bits/byte", "status"],
         70: ["run", "bits/byte", "status"],
-        60: ["run", "status"],
+        50: ["run", "bits/byte", "status"],
         40: ["run", "status"],
     }
     for width in headings:
         assert all(len(line) <= width for line in runs.table(width).splitlines())
     assert runs.table(40).splitlines()[1:] == [
         "a-run-wi\u2026g-name-2  stopped at step 1,200",
-        "b                finished",
+        "b                  finished",
     ]
     damaged = RunList([summary("c", "damaged: " + "x" * 80)])
     assert damaged.table(40).endswith("x" * 80)

@@ -26,8 +26,8 @@ N_PASSAGES, PASSAGE_CHARACTERS = 10, 200
 CHARACTER_REACH, ROW_REACH = 1 << 22, 1 << 14
 #: files that are printed of those that are read, and of those that are left out for one reason
 LISTED_FILES, LISTED_SKIPPED = 20, 3
-#: columns of the printed report, at most
-WIDEST = 100
+#: columns of the printed report, at most; with fewer than NARROW, the list of files has shares and names alone
+WIDEST, NARROW = 100, 60
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,9 @@ class TextReport:
             name = f"{counted(len(others), 'smaller file')} (--json lists all)"
             share, n_characters = sum(f.share for f in others), sum(f.n_characters for f in others)
             rows.append((share, n_characters, sum(f.n_documents for f in others), name))
+        if width < NARROW:
+            named = [f"  {share:6.1%}  {_shortened(path, width - 10)}" for share, _, _, path in rows]
+            return ["   share  file", *named]
         return [
             "   share   characters  documents  file",
             *(
@@ -146,7 +149,7 @@ class TextReport:
         ]
 
     def _lines_on_passages(self, width: int) -> list[str]:
-        lines = ["passages, as a model would read them (/ is the end of a line)"]
+        lines = _wrapped("passages, as a model would read them (/ is the end of a line)", width)
         for passage in self.passages:
             where = f", {passage.position}" * bool(passage.position)
             text = textwrap.wrap(_on_one_line(passage.text), width - 4, max_lines=2, placeholder=" ...")
