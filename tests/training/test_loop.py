@@ -515,8 +515,9 @@ def test_a_reader_that_goes_away_does_not_end_the_run(text, tmp_path):
     assert (done.step, done.exit_code) == (12, 0)
 
 
-def test_the_panel_shows_what_a_run_is_about(text, tmp_path):
-    console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True)
+@pytest.mark.parametrize("width", [80, 40])
+def test_the_panel_shows_what_a_run_is_about(width, tmp_path):
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
     reporter = LiveReporter(console)
     recipe = with_record(make_recipe(("a",), None, FIELDS), decay=(100, 100))
     reporter.begin(recipe, 0)
@@ -529,7 +530,7 @@ def test_the_panel_shows_what_a_run_is_about(text, tmp_path):
             reporter.speed.first = reporter.speed.first if step == 60 else (10, 5.0)
         reporter.evaluation({"step": 60, "held_out_loss": 2.75, "bits_per_byte": 3.21, "whole": False})
         reporter.sample(60, "To be, or [bold]not[/bold] to be")
-        page = Console(record=True, width=80, file=io.StringIO())
+        page = Console(record=True, width=width, file=io.StringIO())
         page.print(reporter)
     finally:
         reporter.close()
@@ -549,7 +550,7 @@ def test_the_panel_shows_what_a_run_is_about(text, tmp_path):
         "To be, or [bold]not[/bold] to be",
     ):
         assert piece in shown, piece
-    assert max(map(len, shown.splitlines())) <= 80
+    assert max(map(len, shown.splitlines())) <= width
 
 
 def test_a_skipped_step_does_not_spoil_the_panel(tmp_path):

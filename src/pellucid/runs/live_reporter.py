@@ -3,6 +3,7 @@
 It stands apart from the plain lines because rich is loaded for it, which takes as long as opening a small model.
 """
 
+import itertools
 import sys
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ from pellucid.runs.pace import Pace
 from pellucid.runs.reporter import JsonReporter, NotebookReporter, PlainReporter, QuietReporter, clock, how_far
 from pellucid.text.sanitize import sanitize
 
+#: columns of a window in which two figures stand side by side
+WIDE = 72
 #: what is printed of a run
 RunOutput = bool | Literal["warnings", "json"]
 
@@ -90,26 +93,20 @@ class LiveReporter(PlainReporter):
     def __rich__(self) -> Group | Text:
         if not self.row:
             return Text(self.now or "first step ...")
-        table = Table.grid(padding=(0, 2))
-        for _ in range(4):
-            table.add_column()
-        held = self.held_out
-        table.add_row(
-            "loss",
-            f"{self.smooth or float('nan'):.4f} {self.loss_unit}",
-            "learning rate",
-            f"{self.row['learning_rate']:.2e}",
-        )
-        table.add_row(
-            "held-out loss",
-            f"{held['held_out_loss']:.4f} nats/token" if held else "not yet",
-            "bits per byte",
-            f"{held['bits_per_byte']:.4f}" if held else "not yet",
-        )
-        left = self.speed.remaining(self.n_steps)
+        held, left = self.held_out, self.speed.remaining(self.n_steps)
         known = [self.speed_now(self.row), clock(left)]
         speed, eta = known if left is not None else ["after the next step"] * 2
-        table.add_row("speed", speed, "ETA", eta)
+        figures = [
+            ("loss", f"{self.smooth or float('nan'):.4f} {self.loss_unit}"),
+            ("learning rate", f"{self.row['learning_rate']:.2e}"),
+            ("held-out loss", f"{held['held_out_loss']:.4f} nats/token" if held else "not yet"),
+            ("bits per byte", f"{held['bits_per_byte']:.4f}" if held else "not yet"),
+            ("speed", speed),
+            ("ETA", eta),
+        ]
+        table, beside = Table.grid(padding=(0, 2)), 2 if self.console.width >= WIDE else 1
+        for k in range(0, len(figures), beside):
+            table.add_row(*itertools.chain(*figures[k : k + beside]))
         # in a cell of its own: a bar does not end its line
         bar = Table.grid(expand=True)
         bar.add_row(ProgressBar(total=1.0, completed=self.speed.share_done(self.n_steps)))
