@@ -250,3 +250,10 @@ def test_one_layer_is_no_layers(look_into, visit):
     network = make_network(Architecture(n_vocab=257, n_ctx=8, d_model=8, n_layers=1, attention=Attention(n_heads=1)))
     page = visit(look_into(Session(LanguageModel(network, ByteTokenizer(), {}), name="small")).url)
     assert " parameters, 1 layer × 1 head, " in page.inner_text("body")
+
+
+def test_an_emptied_prompt_is_the_one_that_is_shown(inspector, visit):
+    page = visit(f"{inspector.url}/#a=ROMEO")
+    page.fill("#prompt", "")
+    page.press("#prompt", "Enter")
+    page.wait_for_function("document.querySelector('#prompt').value === 'ROMEO'")

@@ -161,7 +161,8 @@ function Prompt({ id, label, text, onText, tokens, pos, onPos, trace }) {
   const chips = useMemo(() => tokens?.map((token, k) => chip(token, k, false)), [tokens, trace]);
   const send = (event) => {
     event?.preventDefault();
-    if (typed !== text) onText(typed);
+    if (!typed) type(text);
+    else if (typed !== text) onText(typed);
   };
   return html`<form class="prompt" onSubmit=${send}>
     <label for=${id}>${label}</label>
