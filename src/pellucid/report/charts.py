@@ -225,11 +225,11 @@ def _lines(frame: Frame, lines: Sequence[Line]) -> str:
         f'cx="{frame.x(line.points[-1][0]):.1f}" cy="{frame.y(line.points[-1][1]):.1f}" r="3"/>'
         for line in lines
     )
-    # an svg within an svg is clipped at its own edge
+    # an svg within an svg is clipped at its own edge; a point on the first step is whole
     x, y, wide, high = (
-        MARGIN_LEFT - 2,
+        MARGIN_LEFT - 5,
         MARGIN_TOP - 2,
-        frame.edge - MARGIN_LEFT + 6,
+        frame.edge - MARGIN_LEFT + 9,
         HEIGHT - MARGIN_BOTTOM - MARGIN_TOP + 6,
     )
     box = f'x="{x:g}" y="{y:g}" width="{wide:g}" height="{high:g}" viewBox="{x:g} {y:g} {wide:g} {high:g}"'
