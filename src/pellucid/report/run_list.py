@@ -78,14 +78,14 @@ class RunList(list[RunSummary]):
                 del widths[heading]
         if (beyond := sum(widths.values()) + 2 * len(widths) - room) > 0:
             widths["run"] = max(widths["run"] - int(beyond), min(widths["run"], SHORTEST_NAME))
-        names = [shortened(name, widths["run"]).ljust(widths["run"]) for name in columns.pop("run")]
+        names = [without_middle(name, widths["run"]).ljust(widths["run"]) for name in columns.pop("run")]
         figures = [
             [cell.rjust(widths[heading]) for cell in columns[heading]] for heading in columns if heading in widths
         ]
         return "\n".join("  ".join(row) for row in zip(names, *figures, statuses, strict=True))
 
 
-def shortened(name: str, most: int) -> str:
+def without_middle(name: str, most: int) -> str:
     """A name in at most so many characters: its beginning and its end, which often is a number."""
     return name if len(name) <= most else f"{name[: most // 2]}\u2026{name[-((most - 1) // 2) :]}"
 
