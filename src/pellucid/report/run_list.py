@@ -46,7 +46,7 @@ class RunSummary:
 #: the columns of a list of runs
 HEADINGS = ("run", "MB", "tokens", "minutes", "bits/byte", "status")
 #: the columns that a narrow window does without, the first one first; bits per byte only if short names do not help
-LEFT_OUT = ("minutes", "tokens", "MB", "bits/byte")
+DROPPED_COLUMNS = ("minutes", "tokens", "MB", "bits/byte")
 #: characters that a shortened name has at least
 SHORTEST_NAME = 12
 #: characters that a status usually has at most: stopped at step 100,000
@@ -72,7 +72,7 @@ class RunList(list[RunSummary]):
         statuses = columns.pop("status")
         room = math.inf if width is None else width - min(max(map(len, statuses)), USUAL_STATUS)
         widths = {heading: max(map(len, cells)) for heading, cells in columns.items()}
-        for heading in LEFT_OUT:
+        for heading in DROPPED_COLUMNS:
             spared = max(widths["run"] - SHORTEST_NAME, 0) if heading == "bits/byte" else 0
             if sum(widths.values()) + 2 * len(widths) - spared > room:
                 del widths[heading]

@@ -22,7 +22,7 @@ from pellucid.runs.reporter import JsonReporter, NotebookReporter, PlainReporter
 from pellucid.text.sanitize import sanitize
 
 #: columns of a window in which two figures stand side by side
-WIDE = 72
+SIDE_BY_SIDE_COLUMNS = 72
 #: what is printed of a run
 RunOutput = bool | Literal["warnings", "json"]
 
@@ -104,7 +104,7 @@ class LiveReporter(PlainReporter):
             ("speed", speed),
             ("ETA", eta),
         ]
-        table, beside = Table.grid(padding=(0, 2)), 2 if self.console.width >= WIDE else 1
+        table, beside = Table.grid(padding=(0, 2)), 2 if self.console.width >= SIDE_BY_SIDE_COLUMNS else 1
         for k in range(0, len(figures), beside):
             table.add_row(*itertools.chain(*figures[k : k + beside]))
         # in a cell of its own: a bar does not end its line

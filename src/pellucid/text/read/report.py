@@ -26,8 +26,8 @@ N_PASSAGES, PASSAGE_CHARACTERS = 10, 200
 CHARACTER_REACH, ROW_REACH = 1 << 22, 1 << 14
 #: files that are printed of those that are read, and of those that are left out for one reason
 LISTED_FILES, LISTED_SKIPPED = 20, 3
-#: columns of the printed report, at most; with fewer than NARROW, the list of files has shares and names alone
-WIDEST, NARROW = 100, 60
+#: columns of the printed report, at most; with fewer than FULL_TABLE_COLUMNS, the list of files has shares and names alone
+WIDEST, FULL_TABLE_COLUMNS = 100, 60
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class TextReport:
             name = f"{counted(len(others), 'smaller file')} (--json lists all)"
             share, n_characters = sum(f.share for f in others), sum(f.n_characters for f in others)
             rows.append((share, n_characters, sum(f.n_documents for f in others), name))
-        if width < NARROW:
+        if width < FULL_TABLE_COLUMNS:
             named = [f"  {share:6.1%}  {_shortened(path, width - 10)}" for share, _, _, path in rows]
             return ["   share  file", *named]
         return [
