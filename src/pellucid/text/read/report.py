@@ -26,7 +26,7 @@ N_PASSAGES, PASSAGE_CHARACTERS = 10, 200
 CHARACTER_REACH, ROW_REACH = 1 << 22, 1 << 14
 #: files that are printed of those that are read, and of those that are left out for one reason
 LISTED_FILES, LISTED_SKIPPED = 20, 3
-#: columns of the printed report, at most; with fewer than FULL_TABLE_COLUMNS, the list of files has shares and names alone
+#: columns of the printed report, at most, and those below which the list of files has shares and names alone
 WIDEST, FULL_TABLE_COLUMNS = 100, 60
 
 
