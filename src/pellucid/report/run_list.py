@@ -48,7 +48,7 @@ HEADINGS = ("run", "MB", "tokens", "minutes", "bits/byte", "status")
 #: the columns that a narrow window does without, the first one first; bits per byte only if short names do not help
 DROPPED_COLUMNS = ("minutes", "tokens", "MB", "bits/byte")
 #: characters that a shortened name has at least
-SHORTEST_NAME = 12
+SHORTEST_RUN_NAME = 12
 #: characters that a status usually has at most: stopped at step 100,000
 USUAL_STATUS = 23
 
@@ -73,11 +73,11 @@ class RunList(list[RunSummary]):
         room = math.inf if width is None else width - min(max(map(len, statuses)), USUAL_STATUS)
         widths = {heading: max(map(len, cells)) for heading, cells in columns.items()}
         for heading in DROPPED_COLUMNS:
-            spared = max(widths["run"] - SHORTEST_NAME, 0) if heading == "bits/byte" else 0
+            spared = max(widths["run"] - SHORTEST_RUN_NAME, 0) if heading == "bits/byte" else 0
             if sum(widths.values()) + 2 * len(widths) - spared > room:
                 del widths[heading]
         if (beyond := sum(widths.values()) + 2 * len(widths) - room) > 0:
-            widths["run"] = max(widths["run"] - int(beyond), min(widths["run"], SHORTEST_NAME))
+            widths["run"] = max(widths["run"] - int(beyond), min(widths["run"], SHORTEST_RUN_NAME))
         names = [without_middle(name, widths["run"]).ljust(widths["run"]) for name in columns.pop("run")]
         figures = [
             [cell.rjust(widths[heading]) for cell in columns[heading]] for heading in columns if heading in widths
