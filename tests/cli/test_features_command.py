@@ -39,6 +39,18 @@ def test_from_a_run_to_a_graph(run, capsys):
     assert "higher" not in printed(capsys, "active", run / "features", "First", "--more-than", "Citizen")
 
 
+def test_other_commands_say_what_reads_features(run, capsys):
+    for command in (["generate"], ["inspect"], ["verify"], ["look"]):
+        assert (
+            main([*command, str(run / "features"), *(["text"] if command[0] in ("generate", "inspect") else [])]) == 2
+        )
+        assert "look at them with pellucid features active, card or graph" in capsys.readouterr().err
+    assert main(["sources", "find", str(run / "features"), "text"]) == 2
+    assert "give the run of the model itself" in capsys.readouterr().err
+    (summary,) = pellucid.list_runs(run)
+    assert (summary.kind, summary.status) == ("features", "finished")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -25,7 +25,11 @@ def open_any(model: str, options: CheckpointOptions) -> "LanguageModel | Predict
         return pellucid.load(
             model, revision=options.revision or None, device=options.device, trust=trust_of(options.trust)
         )
-    loader = getattr(pellucid, FUNCTIONS[run_kind(Path(model))][1])
+    if (kind := run_kind(Path(model))) == "features":
+        raise OptionError(
+            f"{model} holds features of a model: look at them with pellucid features active, card or graph"
+        )
+    loader = getattr(pellucid, FUNCTIONS[kind][1])
     return loader(model, checkpoint=options.checkpoint, device=options.device, trust=trust_of(options.trust))
 
 

@@ -199,7 +199,9 @@ class _Scored:
 
 def recipe_of(run: Path) -> Recipe:
     """The recipe of a run of any kind that is trained on text."""
-    recipe: Any = read_recipe(run) if run_kind(run) == "transformer" else read_predictor_recipe(run)
+    if (kind := run_kind(run)) == "features":
+        raise RecipeError(f"{run} holds features of a model: give the run of the model itself")
+    recipe: Any = read_recipe(run) if kind == "transformer" else read_predictor_recipe(run)
     return recipe
 
 

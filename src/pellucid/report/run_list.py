@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pellucid.features.recipe import read_features_recipe
 from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.metrics import last_evaluation, read_metrics
 from pellucid.runs.options import RecipeError, RunRecipe
@@ -128,7 +129,8 @@ def run_status(run: Path, kind: str, rows: Sequence[Mapping[str, Any]]) -> str:
     if kind == "ngram":
         return "finished"
     recipe, steps = recipe_of_run(run), steps_of(run)
-    ends = "mixture_weight" if recipe.train.mix == "auto" else "held_out_loss"
+    of_kind = "features_loss" if kind == "features" else "held_out_loss"
+    ends = "mixture_weight" if recipe.train.mix == "auto" else of_kind
     if steps and recipe.is_last(steps[-1]) and any(ends in row for row in rows if row["step"] == steps[-1]):
         return "finished"
     return f"stopped at step {steps[-1]:,}" if steps else "has no checkpoint"
@@ -154,12 +156,14 @@ def prune_run(run: str | Path, keep_last: int = 1) -> tuple[int, int]:
 
 
 def recipe_of_run(run: Path) -> RunRecipe:
-    """The recipe of a transformer's or a predictor's run. Raises RecipeError for an n-gram, which has no steps."""
+    """The recipe of a run that takes steps, of any kind. Raises RecipeError for an n-gram, which has no steps."""
     kind = run_kind(run)
     if kind == "transformer":
         return read_recipe(run)
     if kind == "ngram":
         raise RecipeError(f"{run} is an n-gram, which is counted and has no checkpoints: there is nothing to prune")
+    if kind == "features":
+        return read_features_recipe(run)
     from pellucid.predictors.recipe import read_predictor_recipe
 
     return read_predictor_recipe(run)
