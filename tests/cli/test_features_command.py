@@ -40,10 +40,8 @@ def test_from_a_run_to_a_graph(run, capsys):
 
 
 def test_other_commands_say_what_reads_features(run, capsys):
-    for command in (["generate"], ["inspect"], ["verify"], ["look"]):
-        assert (
-            main([*command, str(run / "features"), *(["text"] if command[0] in ("generate", "inspect") else [])]) == 2
-        )
+    for command, *arguments in (["generate", "text"], ["inspect", "text"], ["verify"]):
+        assert main([command, str(run / "features"), *arguments]) == 2
         assert "look at them with pellucid features active, card or graph" in capsys.readouterr().err
     assert main(["sources", "find", str(run / "features"), "text"]) == 2
     assert "give the run of the model itself" in capsys.readouterr().err

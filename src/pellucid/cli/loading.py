@@ -26,9 +26,8 @@ def open_any(model: str, options: CheckpointOptions) -> "LanguageModel | Predict
             model, revision=options.revision or None, device=options.device, trust=trust_of(options.trust)
         )
     if (kind := run_kind(Path(model))) == "features":
-        raise OptionError(
-            f"{model} holds features of a model: look at them with pellucid features active, card or graph"
-        )
+        words = "look at them with pellucid features active, card or graph"
+        raise OptionError(f"{model} holds features of a model: {words}")
     loader = getattr(pellucid, FUNCTIONS[kind][1])
     return loader(model, checkpoint=options.checkpoint, device=options.device, trust=trust_of(options.trust))
 
