@@ -69,6 +69,9 @@ def test_a_graph_comes_back_from_plain_values():
     assert (back.nodes, back.tokens, back.text) == (graph.nodes, graph.tokens, graph.text)
     assert torch.equal(back.edges, graph.edges)
     assert (back.subtract_mean, back.is_pruned, back.scores) == (False, False, graph.scores)
+    pruned = AttributionGraph.from_dict(json.loads(json.dumps(graph.prune().to_dict())))
+    assert pruned.is_pruned
+    assert torch.equal(pruned.cumulative, graph.prune().cumulative)
     with pytest.raises(GraphError, match="no graph that to_dict wrote: KeyError"):
         AttributionGraph.from_dict({"nodes": []})
     strange = graph.to_dict()

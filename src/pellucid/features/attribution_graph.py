@@ -5,15 +5,17 @@ through frozen attention and norms, x the target's encoder vector (Ameisen et al
 The edges into a feature sum to its pre-activation, and those into a logit to the logit, exactly.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Self, Unpack, get_args
+from typing import Any, Self, Unpack, get_args
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from pellucid.features.dictionary import SavedDictionary
+from pellucid.features.graph_intervention import FrozenParts, GraphIntervention, intervene_in
+from pellucid.features.graph_nodes import CONSTANT_KINDS, EMBEDDED, INPUT_KINDS, GraphNode, NodeKind
 from pellucid.features.graph_scores import (
     GraphError,
     GraphScores,
@@ -29,24 +31,6 @@ from pellucid.lens.core.inputs import InputOptions, Texts, read_inputs
 from pellucid.lens.show.printed_table import PrintedTable, PrintsAsTable
 from pellucid.text_model import Model
 
-#: feature   of a dictionary, where it is active
-#: error     what an MLP wrote beyond its dictionary; the whole of it in a layer without one
-#: token, position, segment, n-gram   the embeddings that are summed
-#: source    a position of an encoder's output
-#: bias      all that does not depend on the text: biases of norms, attention, encoders, decoders and the readout
-#: logit     of a token that may come next
-NodeKind = Literal["feature", "error", "token", "position", "segment", "n-gram", "source", "bias", "logit"]
-EMBEDDED: dict[str, NodeKind] = {
-    "embed": "token",
-    "pos_embed": "position",
-    "seg_embed": "segment",
-    "ngram_embed": "n-gram",
-    ENCODED: "source",
-}
-#: what is the text: where influence may end without being an error
-INPUT_KINDS = ("token", "segment", "n-gram", "source")
-#: what is the same for every text, which scores and pruning leave out
-CONSTANT_KINDS = ("position", "bias")
 #: how much of the probability the logits of a graph have together, and how many there are at most
 LOGIT_PROBABILITY, MOST_LOGITS = 0.95, 10
 #: shares that pruning keeps, as circuit-tracer's
@@ -57,56 +41,32 @@ TARGETS_AT_ONCE = 128
 MOST_NODES = 20_000
 
 
-@dataclass(frozen=True)
-class GraphNode:
-    """One node.
-
-    layer   of features and errors
-    pos     the position, from 0; of a logit the one that predicts it; None for the bias
-    index   the feature in its dictionary, or the id of a token or logit
-    value   a feature's activation, which is also its pre-activation; the logit, before a cap
-    text    of a token, n-gram or logit; of a feature or error the token at its position
-    probability   of a logit
-    """
-
-    kind: NodeKind
-    layer: int | None = None
-    pos: int | None = None
-    index: int | None = None
-    value: float | None = None
-    text: str = ""
-    probability: float | None = None
-
-    def __str__(self) -> str:
-        if self.kind == "bias":
-            return "bias"
-        if self.kind == "logit":
-            return f"logit of {self.text!r}"
-        where = f"at {self.pos} {self.text!r}"
-        if self.kind == "feature":
-            return f"feature {self.layer}/{self.index} {where}"
-        return f"error {self.layer} {where}" if self.kind == "error" else f"{self.kind} {where}"
-
-
 @dataclass(frozen=True, repr=False)
 class AttributionGraph(PrintsAsTable):
     """The graph of one prediction: `edges` [target, source] between `nodes`.
 
-    text         what was read, and `tokens` its tokens
+    text         what was read, `tokens` its tokens
+    n_layers     of the model
     edges        edges[t, s] is the part of node s in the value of node t, 0 where there is no edge
     note         which nonlinear functions of the readout were frozen, and a cap of logits
-    is_pruned    whether nodes and edges that matter little were left out
+    ranks        of a pruned graph, what `cumulative` was before pruning
     replacement  the model that the graph is of, None for a graph from a file
     """
 
     text: str
     tokens: list[str]
+    n_layers: int
     nodes: list[GraphNode]
     edges: Float[Tensor, "target source"]
     subtract_mean: bool = True
     note: str = ""
-    is_pruned: bool = False
+    ranks: Tensor | None = field(default=None, compare=False)
     replacement: ReplacementModel | None = field(default=None, compare=False)
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether nodes and edges that matter little were left out."""
+        return self.ranks is not None
 
     def of_kind(self, *kinds: NodeKind) -> Bool[Tensor, " node"]:
         """True for the nodes of these kinds."""
@@ -119,7 +79,7 @@ class AttributionGraph(PrintsAsTable):
 
     @property
     def _counted(self) -> Bool[Tensor, " node"]:
-        return ~self.of_kind("position", "bias")
+        return ~self.of_kind(*CONSTANT_KINDS)
 
     @property
     def influence(self) -> Float[Tensor, " node"]:
@@ -189,11 +149,38 @@ class AttributionGraph(PrintsAsTable):
         )
         chosen = nodes.nonzero().flatten()
         A = torch.where(edges | constants, self.edges, 0)[chosen][:, chosen]
-        return replace(self, nodes=[self.nodes[n] for n in chosen.tolist()], edges=A, is_pruned=True)
+        nodes_left = [self.nodes[n] for n in chosen.tolist()]
+        return replace(self, nodes=nodes_left, edges=A, ranks=self.cumulative[chosen])
+
+    def intervene(
+        self, nodes: int | Sequence[int], factor: float, *, frozen: FrozenParts = "nothing"
+    ) -> GraphIntervention:
+        """Set features to factor x their activations in the model, and compare what changes with what the graph says.
+
+        nodes   the numbers of features (`find`), one or a group: 0 as factor takes them away, -1 turns them round
+        frozen  nothing: the model as it is; attention and norms: patterns and scales have the values of the graph's
+                pass; everything: MLPs' outputs too, so that each edge is measured by itself
+
+        Predicted changes are along all paths through features, or along single edges where everything is frozen. They
+        are exact as long as the model is linear between both values. Raises GraphError for nodes that are no features,
+        and for a graph from a file, which has no model.
+        """
+        numbers = [nodes] if isinstance(nodes, int) else list(nodes)
+        if self.replacement is None:
+            raise GraphError("this graph is from a file, without its model: make it again with attribution_graph")
+        if not numbers:
+            raise GraphError("no node was given: expected the numbers of features, such as those that find gives")
+        if frozen not in get_args(FrozenParts):
+            raise GraphError(f"frozen = {frozen!r}: expected {', '.join(get_args(FrozenParts))}")
+        if outside := [n for n in numbers if not 0 <= n < len(self.nodes)]:
+            raise GraphError(f"node {outside[0]}: there are {len(self.nodes)}, numbered from 0")
+        for n in numbers:
+            self.nodes[n].of_feature  # noqa: B018
+        return intervene_in(self.replacement, self.nodes, self.edges, numbers, factor, frozen, self.subtract_mean)
 
     def printed(self) -> PrintedTable:
         """The features, errors and tokens, those that matter most first."""
-        influence, order = self.influence, self.cumulative().argsort().tolist()
+        influence, order = self.influence, self.influence.argsort(descending=True).tolist()
         logits = self.find("logit")
         first = max(logits, key=lambda n: self.nodes[n].probability or 0)
         likeliest = self.nodes[first]
@@ -210,9 +197,10 @@ class AttributionGraph(PrintsAsTable):
         columns = ("node", "activation", "influence", "on the logit")
         return PrintedTable(heading, columns, rows, ".inputs_of(node) follows one back, .prune() leaves out most")
 
+    @property
     def cumulative(self) -> Float[Tensor, " node"]:
-        """The share of all influence that a node and those before it have together."""
-        return cumulative_influence(self.influence)
+        """The share of all influence that a node and those of more influence have together, before pruning."""
+        return cumulative_influence(self.influence) if self.ranks is None else self.ranks
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: nodes, and edges as [target, source, weight]."""
@@ -221,12 +209,13 @@ class AttributionGraph(PrintsAsTable):
         return {
             "text": self.text,
             "tokens": self.tokens,
+            "n_layers": self.n_layers,
             "nodes": [{name: x for name, x in asdict(node).items() if x not in (None, "")} for node in self.nodes],
             "edges": [list(edge) for edge in zip(targets.tolist(), sources.tolist(), weights, strict=True)],
             "dtype": str(self.edges.dtype).removeprefix("torch."),
             "subtract_mean": self.subtract_mean,
             "note": self.note,
-            "is_pruned": self.is_pruned,
+            "ranks": None if self.ranks is None else self.ranks.tolist(),
         }
 
     @classmethod
@@ -238,8 +227,9 @@ class AttributionGraph(PrintsAsTable):
             A = torch.zeros(len(nodes), len(nodes), dtype=dtype)
             for target, source, weight in values["edges"]:
                 A[target, source] = weight
-            graph = cls(values["text"], list(values["tokens"]), nodes, A, values["subtract_mean"], values["note"])
-            graph = replace(graph, is_pruned=values["is_pruned"])
+            ranks = None if values["ranks"] is None else torch.tensor(values["ranks"], dtype=dtype)
+            about = values["subtract_mean"], values["note"]
+            graph = cls(values["text"], list(values["tokens"]), values["n_layers"], nodes, A, *about, ranks)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise GraphError(f"this is no graph that to_dict wrote: {type(error).__name__}: {error}") from None
         if strange := {node.kind for node in nodes} - {*get_args(NodeKind)}:
@@ -250,7 +240,7 @@ class AttributionGraph(PrintsAsTable):
 def attribution_graph(
     model: Model,
     text: Texts,
-    dictionaries: Sequence[SavedDictionary],
+    dictionaries: Iterable[SavedDictionary],
     *,
     pos: int = -1,
     logit_probability: float = LOGIT_PROBABILITY,
@@ -260,7 +250,8 @@ def attribution_graph(
 ) -> AttributionGraph:
     """The attribution graph of what the model predicts at a position of one text.
 
-    dictionaries       transcoders of the model's MLPs; a layer without one is errors alone
+    dictionaries       transcoders of the model's MLPs, such as those of `pellucid.load_features`; a layer without one
+                       is errors alone
     logit_probability, max_logits   the likeliest tokens that have this probability together, and at most so many
     subtract_mean      whether a logit is its difference to the mean of all logits, as in circuit-tracer
     bos, source, segments, prefix   see `pellucid.lens.core.inputs.read_inputs`
@@ -273,22 +264,23 @@ def attribution_graph(
             f"logit_probability = {logit_probability}, max_logits = {max_logits}: expected a share up to 1, and a "
             "number from 1"
         )
-    linear = ReplacementModel.of_text(model, read_inputs(model, text, **options), dictionaries)
+    linear = ReplacementModel.of_text(model, read_inputs(model, text, **options), list(dictionaries))
     t = linear.recording
     position = t.position(pos)
     likeliest = t.probs[0, position].topk(min(max_logits, t.architecture.n_vocab))
     n_logits = min(int((likeliest.values.cumsum(0) < logit_probability).sum()) + 1, len(likeliest.values))
-    logits, probabilities = likeliest.indices[:n_logits], likeliest.values[:n_logits].tolist()
+    logits, probabilities = likeliest.indices[:n_logits].tolist(), likeliest.values[:n_logits].tolist()
     nodes = _source_nodes(linear)
     n_all = len(nodes) + n_logits
     if n_all > MOST_NODES:
         raise GraphError(f"{n_all:,} nodes, most of them active features: a graph has at most {MOST_NODES:,}")
     values = linear.logits(t.read_out, logits, position, subtract_mean).tolist()
-    for token, value, p in zip(logits.tolist(), values, probabilities, strict=True):
+    for token, value, p in zip(logits, values, probabilities, strict=True):
         nodes.append(GraphNode("logit", None, position, token, value, t.spell(token), p))
     edges = _edges(linear, n_all, logits, position, subtract_mean)
     prompt = t.tokenizer.decode(t.ids[0].tolist()) if not isinstance(text, str) else text
-    return AttributionGraph(prompt, t.spelled(), nodes, edges, subtract_mean, about_the_readout(t), False, linear)
+    about = subtract_mean, about_the_readout(t)
+    return AttributionGraph(prompt, t.spelled(), len(linear.sites), nodes, edges, *about, None, linear)
 
 
 def _source_nodes(linear: ReplacementModel) -> list[GraphNode]:
@@ -317,7 +309,7 @@ def _source_nodes(linear: ReplacementModel) -> list[GraphNode]:
 
 
 def _edges(
-    linear: ReplacementModel, n_nodes: int, logits: Tensor, position: int, subtract_mean: bool
+    linear: ReplacementModel, n_nodes: int, logits: Sequence[int], position: int, subtract_mean: bool
 ) -> Float[Tensor, "target source"]:
     """The matrix of all edges: for every target the gradient at each source, times the source."""
     reads, read_out, leaves = linear.with_gradients()
@@ -333,7 +325,7 @@ def _edges(
         row += len(at)
     directions, biases = linear.logit_directions(logits, position, subtract_mean)
     biases = biases + directions @ read_out_of_biases[0, position]
-    at = torch.full_like(logits, position)
+    at = torch.full((len(logits),), position, device=A.device)
     _fill_rows(linear, A[n_nodes - len(logits) :], read_out, leaves, at, directions, biases)
     return A
 

@@ -140,7 +140,7 @@ class ReplacementModel:
             return *self.outputs(leaves), leaves
 
     def logit_directions(
-        self, tokens: Tensor, position: int, subtract_mean: bool
+        self, tokens: Sequence[int], position: int, subtract_mean: bool
     ) -> tuple[Float[Tensor, "logit m"], Float[Tensor, " logit"]]:
         """The directions at what the readout reads along which logits are read, and what biases add to each.
 
@@ -150,18 +150,20 @@ class ReplacementModel:
         b = W.new_zeros(len(W)) if b is None else b
         W_U, b_U = (W - W.mean(0), b - b.mean()) if subtract_mean else (W, b)
         directions, biases = [], []
-        for token in tokens.tolist():
+        for token in tokens:
             w = W_U[token].expand(*self.recording.ids.shape, -1)
             directions.append(self.readout.back(w)[0, position])
             added = [bias[0, position] for bias in self.readout.biases(w).values()]
             biases.append(b_U[token] + sum(added))
         return torch.stack(directions), torch.stack(biases)
 
-    def logits(self, read_out: Tensor, tokens: Tensor, position: int, subtract_mean: bool) -> Float[Tensor, " logit"]:
+    def logits(
+        self, read_out: Tensor, tokens: Sequence[int], position: int, subtract_mean: bool
+    ) -> Float[Tensor, " logit"]:
         """Logits before the cap, from what the readout reads, with its nonlinear functions live."""
         with frozen_network(self.recording.network):
             every = self.recording.module("unembed").before_cap(read_out[:, position])[0]
-        return every[tokens] - (every.mean() if subtract_mean else 0)
+        return every[list(tokens)] - (every.mean() if subtract_mean else 0)
 
 
 def is_frozen(name: str) -> bool:
