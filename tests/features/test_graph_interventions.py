@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.drawing import architectures, make_network
+from tests.drawing import architectures, difference, make_network
 from tests.features.test_graph import A, graph_of
 from tests.running import any_architectures, draw_tokens
 
@@ -89,6 +89,20 @@ def test_the_live_model_is_the_model_with_its_outputs_moved():
     assert [text for text, *_ in result.of_logits()] == [graph.nodes[n].text for n in graph.find("logit")]
 
 
+def test_each_feature_by_itself():
+    graph = graph_of(A, max_logits=2)
+    validation = graph.validate(2.0, frozen="everything")
+    features, logit = graph.find("feature"), graph.find("logit")[0]
+    assert validation.nodes == [graph.nodes[n] for n in features]
+    # twice the feature adds its edge once more
+    assert difference(validation.predicted, graph.edges[logit, features]) <= 1e-12
+    assert difference(validation.measured, graph.edges[logit, features]) <= 1e-10
+    assert validation.correlation == pytest.approx(1)
+    live, one = graph.validate(), graph.intervene(features[0], 0.0)
+    assert (float(live.predicted[0]), float(live.measured[0])) == pytest.approx(one.of_logits()[0][1:])
+    assert str(live).startswith(f"each of {len(features)} features at 0 x its activation, nothing frozen: correlation")
+
+
 def test_a_feature_that_is_set_has_its_value_whatever_the_others_do():
     """Two features of different layers: the later one is set, not moved by the earlier one."""
     graph = graph_of(A, max_logits=1)
@@ -112,3 +126,5 @@ def test_what_cannot_be_set_is_refused_by_name():
     back = AttributionGraph.from_dict(graph.to_dict())
     with pytest.raises(GraphError, match="this graph is from a file, without its model"):
         back.intervene(0, 0.0)
+    with pytest.raises(GraphError, match="this graph is from a file, without its model"):
+        back.validate()

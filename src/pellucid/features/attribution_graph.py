@@ -14,7 +14,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from pellucid.features.dictionary import SavedDictionary
-from pellucid.features.graph_intervention import FrozenParts, GraphIntervention, intervene_in
+from pellucid.features.graph_intervention import (
+    FrozenParts,
+    GraphIntervention,
+    GraphValidation,
+    intervene_in,
+    validate_in,
+)
 from pellucid.features.graph_nodes import CONSTANT_KINDS, EMBEDDED, INPUT_KINDS, GraphNode, NodeKind
 from pellucid.features.graph_scores import (
     GraphError,
@@ -161,22 +167,35 @@ class AttributionGraph(PrintsAsTable):
         frozen  nothing: the model as it is; attention and norms: patterns and scales have the values of the graph's
                 pass; everything: MLPs' outputs too, so that each edge is measured by itself
 
-        Predicted changes are along all paths through features, or along single edges where everything is frozen. They
-        are exact as long as the model is linear between both values. Raises GraphError for nodes that are no features,
-        and for a graph from a file, which has no model.
+        Predicted changes are along all paths through the features that the graph has, or along single edges where
+        everything is frozen. They are exact as long as the model is linear between both values. Raises GraphError for
+        nodes that are no features, and for a graph from a file, which has no model.
         """
         numbers = [nodes] if isinstance(nodes, int) else list(nodes)
-        if self.replacement is None:
-            raise GraphError("this graph is from a file, without its model: make it again with attribution_graph")
+        linear = self._replacement_for(frozen)
         if not numbers:
             raise GraphError("no node was given: expected the numbers of features, such as those that find gives")
-        if frozen not in get_args(FrozenParts):
-            raise GraphError(f"frozen = {frozen!r}: expected {', '.join(get_args(FrozenParts))}")
         if outside := [n for n in numbers if not 0 <= n < len(self.nodes)]:
             raise GraphError(f"node {outside[0]}: there are {len(self.nodes)}, numbered from 0")
         for n in numbers:
             self.nodes[n].of_feature  # noqa: B018
-        return intervene_in(self.replacement, self.nodes, self.edges, numbers, factor, frozen, self.subtract_mean)
+        return intervene_in(linear, self.nodes, self.edges, numbers, factor, frozen, self.subtract_mean)
+
+    def validate(self, factor: float = 0.0, *, frozen: FrozenParts = "nothing") -> GraphValidation:
+        """Set each feature of the graph by itself, as `intervene` does, and compare the change of the likeliest logit.
+
+        One forward pass a feature: prune a large graph first. Raises GraphError for a graph from a file.
+        """
+        linear = self._replacement_for(frozen)
+        return validate_in(linear, self.nodes, self.edges, factor, frozen, self.subtract_mean)
+
+    def _replacement_for(self, frozen: FrozenParts) -> ReplacementModel:
+        """The model that features are set in."""
+        if self.replacement is None:
+            raise GraphError("this graph is from a file, without its model: make it again with attribution_graph")
+        if frozen not in get_args(FrozenParts):
+            raise GraphError(f"frozen = {frozen!r}: expected {', '.join(get_args(FrozenParts))}")
+        return self.replacement
 
     def printed(self) -> PrintedTable:
         """The features, errors and tokens, those that matter most first."""

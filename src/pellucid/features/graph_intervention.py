@@ -48,7 +48,7 @@ class GraphIntervention(PrintsAsTable):
     @property
     def correlation(self) -> float:
         """Pearson's correlation of predicted and measured changes; nan where either is the same for all targets."""
-        return float(torch.corrcoef(torch.stack([self.predicted, self.measured]))[0, 1])
+        return correlation_of(self.predicted, self.measured)
 
     def of_logits(self) -> list[tuple[str, float, float]]:
         """The token, the predicted and the measured change of each logit, the likeliest token first."""
@@ -65,6 +65,65 @@ class GraphIntervention(PrintsAsTable):
             f"changes {self.correlation:.3f} over {len(rows):,} features and logits"
         )
         return PrintedTable(heading, ("target", "predicted", "measured"), rows)
+
+
+@dataclass(frozen=True, repr=False)
+class GraphValidation(PrintsAsTable):
+    """What the likeliest logit loses or gains when each feature of a graph is set by itself.
+
+    logit      of the token
+    nodes      the features, each set to `factor` x its activation
+    predicted  change of the logit by the graph [feature]
+    measured   in the model [feature]
+    """
+
+    logit: GraphNode
+    factor: float
+    frozen: FrozenParts
+    nodes: list[GraphNode]
+    predicted: Float[Tensor, " feature"]
+    measured: Float[Tensor, " feature"]
+
+    @property
+    def correlation(self) -> float:
+        """Pearson's correlation of predicted and measured changes; nan where either is the same for all features."""
+        return correlation_of(self.predicted, self.measured)
+
+    def printed(self) -> PrintedTable:
+        """The features, those with the largest measured changes first."""
+        rows = list(zip(map(str, self.nodes), self.predicted.tolist(), self.measured.tolist(), strict=True))
+        rows.sort(key=lambda row: -abs(row[2]))
+        heading = (
+            f"each of {len(rows):,} features at {self.factor:g} x its activation, {self.frozen} frozen: correlation of "
+            f"predicted and measured changes of the {self.logit} {self.correlation:.3f}"
+        )
+        return PrintedTable(heading, ("feature", "predicted", "measured"), rows)
+
+
+def correlation_of(x: Tensor, y: Tensor) -> float:
+    """Pearson's; nan where either is constant."""
+    x, y = x - x.mean(), y - y.mean()
+    return float((x @ y) / (x.norm() * y.norm()))
+
+
+def validate_in(
+    linear: ReplacementModel,
+    nodes: Sequence[GraphNode],
+    edges: Float[Tensor, "target source"],
+    factor: float,
+    frozen: FrozenParts,
+    subtract_mean: bool,
+) -> GraphValidation:
+    """Set each feature by itself to factor x its activation, and compare the change of the likeliest logit."""
+    features = [n for n, node in enumerate(nodes) if node.kind == "feature"]
+    logit = max((n for n, node in enumerate(nodes) if node.kind == "logit"), key=lambda n: nodes[n].probability or 0)
+    through_features, predicted, measured = frozen != "everything", [], []
+    for n in features:
+        predicted.append(predicted_changes(nodes, edges, [n], factor, through_features)[logit])
+        measured += measured_changes(linear, [nodes[n]], [nodes[logit]], factor, frozen, subtract_mean)
+    set_nodes, size = [nodes[n] for n in features], (len(features),)
+    changes = [torch.stack(x).to(edges) if x else edges.new_zeros(size) for x in (predicted, measured)]
+    return GraphValidation(nodes[logit], factor, frozen, set_nodes, *changes)
 
 
 def intervene_in(

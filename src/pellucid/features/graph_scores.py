@@ -83,8 +83,10 @@ def cumulative_influence(influence: Float[Tensor, " node"]) -> Float[Tensor, " n
 
 def _reaching(scores: Tensor, threshold: float) -> Tensor:
     """True for the largest scores that make up this share of their sum, and for those that equal the last of them."""
-    ordered = scores.flatten().sort(descending=True).values
-    shares = ordered.cumsum(0) / ordered.sum().clamp(min=FLOOR)
+    ordered = scores[scores > 0].sort(descending=True).values
+    if not len(ordered):
+        return scores > 0
+    shares = ordered.cumsum(0) / ordered.sum()
     last = min(int(torch.searchsorted(shares, threshold)), len(ordered) - 1)
     return scores >= ordered[last]
 
@@ -110,7 +112,7 @@ def pruned_parts(
     nodes = _reaching(node_influence(normalised_rows(A), p), node_threshold) | ends
     shares = normalised_rows(A * nodes * nodes[:, None])
     edge_scores = shares * (node_influence(shares, p) + p)[:, None]
-    edges = _reaching(edge_scores, edge_threshold) & (A != 0)
+    edges = _reaching(edge_scores, edge_threshold)
     while True:
         connected = nodes & (edges.any(0) | ends) & (edges.any(1) | ~features)
         edges = edges & connected & connected[:, None]
