@@ -200,6 +200,7 @@ PARSES_JSON = {
     "text/read/conversations.py": "rows of users' text",
     "text/read/formats.py": "rows of users' text",
     "serve/json_bodies.py": "bodies of requests",
+    "generate/grammar_trial.py": "requests of the process that started it",
     "look/stream.py": "a field of a request",
     "hub/gguf.py": "text that a tokenizer has written",
     "hub/write.py": "files that it has just written",

@@ -137,6 +137,20 @@ def test_a_grammar_that_takes_too_long_is_refused_and_delays_nobody(http):
     assert answered > 1  # others were answered until then
 
 
+@pytest.mark.parametrize("before", ["", "<|endoftext|> ", "<[256]> "])
+def test_no_special_token_hides_what_a_grammar_costs(before):
+    """The process that tries a grammar knows the tokens that it names."""
+    tokenizer = ByteTokenizer()
+    with pytest.raises(GrammarError, match="takes more than 2 s"):
+        GrammarCompiler(tokenizer, tokenizer.ends).compile(f'start: {before}%json {{"multipleOf": 999983}}')
+
+
+def test_a_grammar_that_takes_too_long_to_read_is_refused(http):
+    """What converts llama.cpp's notation takes minutes for empty lines, and would keep all threads waiting."""
+    error = refusal(http, guided_grammar='root ::= "a"' + "\n" * 60_000)
+    assert "takes more than 2 s" in error["message"]
+
+
 def test_the_same_grammar_is_compiled_once(http):
     tokenizer = ByteTokenizer()
     compiler = GrammarCompiler(tokenizer, tokenizer.ends)

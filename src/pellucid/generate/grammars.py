@@ -35,7 +35,7 @@ COMPILING_SECONDS = 2
 #: seconds after which a process that does not even start, or answer, is ended
 WAITING_SECONDS = 60.0
 #: variables of this process that it needs to start
-PASSED_VARIABLES = ("LD_LIBRARY_PATH", "SYSTEMROOT")
+PASSED_VARIABLES = frozenset({"LD_LIBRARY_PATH", "SYSTEMROOT"})
 #: compiled grammars that are kept, since clients send the same one again and again
 KEPT_GRAMMARS = 8
 #: every division of a text into tokens is allowed, not only the tokenizer's own one
@@ -72,16 +72,17 @@ def choice_grammar(choices: Sequence[str]) -> str:
     return f"start: {' | '.join(map(json.dumps, choices))}"
 
 
+@functools.lru_cache(maxsize=KEPT_GRAMMARS)
 def written_grammar(text: str) -> str:
     """The texts of a grammar in the notation of Lark, or of llama.cpp (GBNF).
 
     Raises GrammarError for a text that is neither.
     """
-    check_grammar_size(text)  # before it is read
-    try:
-        return import_llguidance().grammar_from("grammar", text)
-    except (ValueError, RecursionError) as error:
-        raise GrammarError(f"the grammar cannot be read: {stated_reason(error)}") from None
+    check_grammar_size(text)
+    reply = try_apart({"text": text})
+    if "error" in reply:
+        raise GrammarError(f"the grammar cannot be read: {stated_reason(reply['error'])}")
+    return reply["grammar"]
 
 
 class GrammarCompiler:
@@ -91,24 +92,21 @@ class GrammarCompiler:
     """
 
     def __init__(self, tokenizer: Tokenizer, ends: Collection[int]):
-        llguidance = import_llguidance()
-        self.tokenizer, self.ends = tokenizer, sorted(ends)
-        self.vocabulary = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(TokenTable(tokenizer, self.ends)), eos_token=self.ends
-        )
+        llguidance, self.tokens = import_llguidance(), TokenTable(tokenizer, sorted(ends))
+        self.vocabulary = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self.tokens), eos_token=sorted(ends))
         #: what compiles a grammar, or finds it among the last ones
         self.compile = functools.lru_cache(maxsize=KEPT_GRAMMARS)(self.compile_anew)
 
     def compile_anew(self, grammar: str) -> "Grammar":
         """The grammar, ready for use. Raises GrammarError; takes long, and holds the interpreter only at its end."""
         check_grammar_size(grammar)
-        check_cost(grammar)
-        llguidance = import_llguidance()
         # the last statement counts
         text = f"{grammar}\n{ANY_TOKENS}\n"
+        try_apart({"grammar": text, "n_vocab": len(self.tokens.tokens), "special": self.tokens.special})
+        llguidance = import_llguidance()
         limits = grammar_trial.parser_limits(llguidance)
         matcher = llguidance.LLMatcher(self.vocabulary, text, log_level=0, limits=limits)
-        return Grammar(matcher, self.tokenizer.n_vocab)
+        return Grammar(matcher, len(self.tokens.tokens))
 
 
 class TokenTable:
@@ -118,6 +116,7 @@ class TokenTable:
 
     def __init__(self, tokenizer: Tokenizer, ends: Sequence[int]):
         names = {i: f"<|{i}|>" for i in ends} | {i: name for name, i in tokenizer.special.items()}
+        self.special = {name: i for i, name in names.items()}
         texts = (b"" if i == tokenizer.unknown else tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab))
         self.tokens = [names[i].encode() if i in names else data for i, data in enumerate(texts)]
         self.special_token_ids = sorted(names)
@@ -178,18 +177,27 @@ def check_grammar_size(grammar: str) -> None:
         raise GrammarError(f"the grammar has {n:,} bytes, and at most {LONGEST_GRAMMAR:,} are read: make it smaller")
 
 
-def check_cost(grammar: str) -> None:
-    """Raise GrammarError for a grammar that takes too long, or too much memory, to compile."""
+def try_apart(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What a process of its own answers to a request (`grammar_trial`).
+
+    Raises GrammarError for a grammar that takes too long, or too much memory, to read or to compile.
+    """
     package = Path(import_llguidance().__file__).parent.parent
     command = [sys.executable, "-I", grammar_trial.__file__, str(package), str(COMPILING_SECONDS)]
-    text, variables = grammar.encode(), {name: environ[name] for name in PASSED_VARIABLES if name in environ}
+    content, variables = (
+        json.dumps(request).encode(),
+        {name: environ[name] for name in PASSED_VARIABLES & environ.keys()},
+    )
     try:
-        subprocess.run(command, input=text, env=variables, timeout=WAITING_SECONDS, check=True, capture_output=True)
+        done = subprocess.run(
+            command, input=content, env=variables, timeout=WAITING_SECONDS, check=True, capture_output=True
+        )
     except subprocess.SubprocessError:
         raise GrammarError(
             f"the grammar takes more than {COMPILING_SECONDS} s, or too much memory, to compile: make it simpler; "
             "large values of multipleOf and nested repetitions cost most"
         ) from None
+    return parse_json_object(done.stdout, "the reply of the process that tries grammars")
 
 
 def stated_reason(error: object) -> str:
