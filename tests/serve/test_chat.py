@@ -308,6 +308,17 @@ def test_tools_are_written_by_templates_that_read_them_and_else_said_to_be_ignor
         assert stream.headers["Pellucid-Ignored"] == "tools"
 
 
+def test_tools_that_may_not_be_called_are_not_given_to_a_responses_template():
+    function = {"type": "function", **TOOL["function"]}
+    with tool_server() as client:
+        answers = [
+            client.post("/v1/responses", json={"model": "reads", "input": MESSAGES, **more})
+            for more in ({"tools": [function], "tool_choice": "none"}, {})
+        ]
+    assert len({answer.json()["usage"]["input_tokens"] for answer in answers}) == 1
+    assert not any("Pellucid-Ignored" in answer.headers for answer in answers)
+
+
 def test_hosted_tools_and_fields_that_change_nothing_are_accepted_by_responses(http):
     plain = {"model": "chatty", "input": [{"role": "user", "content": "x"}], "seed": 1}
     reasoning = {"type": "reasoning", "id": "rs_1", "summary": []}
@@ -502,7 +513,7 @@ def test_openais_package_reads_the_events(client):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"tool_choice": {"type": "web_search"}}, "tool_choice is not done here"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice: Input should be 'none' or 'auto'"),
         ({"response_format": {"type": "json_object"}}, "response_format is called text.format on this route"),
         ({"previous_response_id": "resp_1"}, "previous_response_id is not done here"),
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input.0: an item of type 'fun"),

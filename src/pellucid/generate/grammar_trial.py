@@ -66,7 +66,7 @@ def try_grammar(request: dict[str, Any]) -> dict[str, str]:
     return {}
 
 
-def limit_process(seconds: int) -> None:
+def limit_trial(seconds: int) -> None:
     """Have the system end this process when it takes more time of computing or more memory."""
     with suppress(ImportError):  # Windows has no such limits
         import resource
@@ -80,6 +80,6 @@ def limit_process(seconds: int) -> None:
 if __name__ == "__main__":
     # the folder of the llguidance that the parent has; python -I reads no PYTHONPATH
     sys.path.append(sys.argv[1])
-    limit_process(int(sys.argv[2]))
+    limit_trial(int(sys.argv[2]))
     asked = json.loads(sys.stdin.buffer.read())
     print(json.dumps(convert_grammar(asked) if "text" in asked else try_grammar(asked)))

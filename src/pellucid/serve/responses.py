@@ -72,7 +72,6 @@ class ResponsesBody(SamplingBody):
 
     refused: ClassVar[dict[str, tuple[Any, ...]]] = {
         **SamplingBody.refused,
-        "tool_choice": ("none", "auto"),
         "previous_response_id": (),
         "conversation": (),
         "background": (False,),
@@ -98,6 +97,7 @@ class ResponsesBody(SamplingBody):
     text: AnswerText | None = None
     truncation: Literal["auto", "disabled"] | None = None
     tools: Tools | None = None
+    tool_choice: Literal["none", "auto"] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     user: str | None = None
     safety_identifier: str | None = None
@@ -122,11 +122,16 @@ class ResponsesBody(SamplingBody):
         return {"prompt": "input", "max_tokens": "max_output_tokens"}
 
     @property
+    def callable_tools(self) -> list[dict[str, Any]]:
+        """The tools that the answer may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
     def functions(self) -> list[dict[str, Any]]:
-        """The tools that are functions, in the shape of chat completions, which templates read."""
+        """Those of them that are functions, in the shape of chat completions, which templates read."""
         return [
             {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
-            for tool in self.tools or ()
+            for tool in self.callable_tools
             if tool.get("type") == "function"
         ]
 
@@ -156,8 +161,8 @@ async def answer_response(model: ServedModel, body: ResponsesBody, request: Requ
     prompt = await in_thread(
         read_conversation, model, body.messages, body.edits, tools=body.functions, room=room, field="input"
     )
-    are_read = model.reads_tools and len(body.functions) == len(body.tools or ())
-    headers = prompt.headers(["tools"] if body.tools and not are_read else [])
+    are_read = model.reads_tools and len(body.functions) == len(body.callable_tools)
+    headers = prompt.headers(["tools"] if body.callable_tools and not are_read else [])
     max_tokens = room_for_answer(model, prompt.ids, body.max_output_tokens)
     grammar = await model.grammar(body.form, prompt.ends)
     answer = Answer(
