@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import importlib.util
 import os
 import platform
 import shutil
@@ -16,6 +17,9 @@ from typing import Any
 #: compilers, in order of preference; $CXX goes before them
 COMPILERS = ("c++", "g++", "clang++")
 OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-w")
+#: Apple's clang knows OpenMP, and neither its option nor its library: PyTorch brings libomp. It compiles for the
+#: processor of Apple's own machines by default, and its older versions refuse the word native there.
+APPLE_OPENMP = ("-Xclang", "-fopenmp", "-lomp")
 #: GCC uses half of AVX-512's registers unless told
 X86_OPTIONS = ("-mprefer-vector-width=512",)
 #: a compiler that takes longer than this many seconds is given up
@@ -31,8 +35,18 @@ def library_folder() -> Path:
 
 
 def compiler_options() -> tuple[str, ...]:
-    """The options for this kind of processor."""
-    return (*OPTIONS, *X86_OPTIONS) if platform.machine() in ("x86_64", "AMD64") else OPTIONS
+    """The options for this system and this kind of processor."""
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    if sys.platform == "darwin":
+        plain = [word for word in OPTIONS if word != "-fopenmp" and (is_x86 or word != "-march=native")]
+        return (*plain, *APPLE_OPENMP, *(f"{word}{torch_libraries()}" for word in ("-L", "-Wl,-rpath,")))
+    return (*OPTIONS, *X86_OPTIONS) if is_x86 else OPTIONS
+
+
+def torch_libraries() -> Path:
+    """Where PyTorch's libraries are; it is not imported."""
+    package = importlib.util.find_spec("torch")
+    return Path((package and package.origin) or "").parent / "lib"
 
 
 def processor_features() -> str:
@@ -74,8 +88,10 @@ class CompiledSource:
     def compiler_and_target(self) -> tuple[str, Path]:
         """The compiler, and where its result is kept.
 
-        Raises RuntimeError where there is no compiler, or no folder to keep its result in.
+        Raises RuntimeError where there is no compiler or none is used, or no folder to keep its result in.
         """
+        if sys.platform == "win32":
+            raise RuntimeError("nothing is compiled on Windows; in WSL it is")
         wanted = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
         compiler = next((path for name in wanted if (path := shutil.which(name))), None)
         if compiler is None:

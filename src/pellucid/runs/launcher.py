@@ -42,8 +42,11 @@ def check_cores(n: int, oversubscribe: bool) -> None:
 def launch(n: int, words: Sequence[str], max_restarts: int = 0) -> int:
     """Run `pellucid` with these words in `n` processes of this machine; the exit code of the command.
 
-    Where one of them dies, all are started again up to `max_restarts` times.
+    Where one of them dies, all are started again up to `max_restarts` times. Raises RecipeError on Windows, where no
+    process inherits the pipe that ends with its launcher.
     """
+    if sys.platform == "win32":
+        raise RecipeError("--processes is for Linux, macOS and WSL: leave it out, or run the command in WSL")
     launcher = Launcher(n, [sys.executable, "-m", "pellucid", *words])
     before = {number: signal.signal(number, launcher.handle) for number in stopping_signals()}
     try:

@@ -127,7 +127,7 @@ class MetricsFile:
         self.n_before = len(content + ending)
         if self.head == content:
             self.head = None
-        self.file: TextIO = open(path if writes else os.devnull, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self.file: TextIO = open(path if writes else os.devnull, "a", encoding="utf-8", newline="\n")  # noqa: SIM115 (closed by close)
         self.file.write(ending.decode())
 
     def find_damages(self, content: bytes, after: Sequence[tuple[bytes, Any]], is_missing: bool) -> list[str]:
@@ -160,7 +160,7 @@ class MetricsFile:
         self.file.close()
         replace_file(self.path, self.head + self.path.read_bytes()[self.n_before :])
         self.head = None
-        self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self.file = open(self.path, "a", encoding="utf-8", newline="\n")  # noqa: SIM115 (closed by close)
 
     def write(self, row: dict[str, Any]) -> dict[str, Any]:
         """Write one line, hand it to the system at once, and return what a reader of the file sees."""

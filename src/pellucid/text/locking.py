@@ -24,6 +24,7 @@ def lock(file: IO) -> bool:
         if sys.platform == "win32":
             import msvcrt
 
+            file.seek(0)  # it locks where the file is at
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
         else:
             import fcntl
