@@ -316,8 +316,9 @@ class Resumption(Generic[RecipeT]):
             self.checkpoint, passed = load_checkpoint(self.run_dir, at_once=at_once)
         self.step = self.last_step = self.checkpoint.step if self.checkpoint else 0
         if self.checkpoint and (recipe := self.checkpoint.state.get("recipe")):
-            # the given weights, of step 0, have none
-            check_unchanged(recipe, self.written.to_dict(), self.step, str(self.run_dir))
+            # the given weights, of step 0, have none; fields that a later release added have their defaults
+            saved = type(self.written).from_dict(recipe).to_dict()
+            check_unchanged(saved, self.written.to_dict(), self.step, str(self.run_dir))
         is_over = self.written.is_last(self.step)
         if self.pace and not is_over and self.pace.total == seconds_in_all(self.written, self.checkpoint):
             # the minutes of a run that was stopped are those it has, not further ones
