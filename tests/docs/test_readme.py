@@ -98,8 +98,9 @@ def test_the_checks_are_of_what_is_written():
     assert {"causality", "cached = uncached", "a tap changes nothing"} <= MODEL_CHECKS.keys()
 
 
-def test_the_changelog_before_the_first_release_is_one_page():
-    """An old list of changes once came back into it when two versions were joined."""
+def test_the_changelog_begins_with_what_is_not_released_and_the_last_release():
+    """A page for a release. An old list of changes once came back into it when two versions were joined."""
     text = page("CHANGELOG.md")
-    assert re.findall("^## (.*)", text, re.MULTILINE) == ["Unreleased", "What it does"]
+    assert re.findall("^## (.*)", text, re.MULTILINE)[:2] == ["Unreleased", pellucid.__version__]
+    assert f"version: {pellucid.__version__}\n" in page("CITATION.cff")
     assert len(text.splitlines()) <= 150
