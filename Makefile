@@ -15,13 +15,13 @@ TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(if $(TEMPORARY),PYTEST_DEBU
 benchmark-%: setup
 	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(ARGUMENTS)
 
-.PHONY: demo test test-slow test-gpu drills mutants counts check docs lessons site format lint types fast setup clean
+.PHONY: demo test test-slow test-floor installed release-check test-gpu drills mutants counts check docs lessons site format lint types fast setup clean
 
 .venv/.ready: $(REQUIREMENTS) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, found " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip install --disable-pip-version-check -r $(REQUIREMENTS)
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
 	$(BIN)/pyright --version > /dev/null 2>&1 || echo "pyright could not fetch Node.js: make types will try again"
 	touch $@
 
@@ -38,9 +38,25 @@ test: setup
 	$(TEST) -m "not slow and not gpu" --examples 0.1 $(addprefix --ignore=,$(SHAPES))
 
 # two trainings side by side, a thread each: two threads for one training are no twice as fast
-test-slow: setup .venv/.docs .clients/.ready
+test-slow: setup .venv/.docs .clients/.ready installed
 	$(TEST) --dist loadgroup -m slow
 	$(TEST) -m "property and not slow and not gpu"  # with all of their examples
+
+# the wheel alone in environments of its own: with the locked versions, and with the lowest that pyproject.toml allows
+installed: setup
+	$(BIN)/python tests/wheel_environments.py locked lowest
+
+test-floor: installed
+	$(TEST) -n 0 -m slow tests/slow/test_installed.py
+
+# what a release needs: tests/release_check.py says what it checks and what is left to do; it uploads nothing
+release-check: setup build/release/tools/.ready
+	$(BIN)/python -m tests.release_check
+
+build/release/tools/.ready: .venv/.ready requirements/release.txt
+	$(PYTHON) -m venv build/release/tools
+	build/release/tools/bin/python -m pip install --disable-pip-version-check --no-deps -r requirements/release.txt
+	touch $@
 
 # on a machine with an NVIDIA GPU: make test-gpu REQUIREMENTS=requirements/cuda.txt (on another pytest finds no test)
 test-gpu: setup
@@ -80,13 +96,13 @@ docs: setup
 	$(BIN)/python docs/build_mathematics.py
 
 .venv/.docs: .venv/.ready requirements/docs.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/docs.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements/docs.txt
 	touch $@
 
 # clients of other projects, with versions of their own; torch and transformers are those of .venv
 .clients/.ready: .venv/.ready requirements/clients.txt
 	$(PYTHON) -m venv .clients
-	.clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/clients.txt
+	.clients/bin/python -m pip install --disable-pip-version-check --no-deps -r requirements/clients.txt
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(.clients/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_main.pth
 	touch $@
 

@@ -25,6 +25,8 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 #: the Python of the environment in which requirements/clients.txt is installed
 CLIENTS = Path(os.environ.get("PELLUCID_CLIENTS") or DATA.parents[1] / ".clients") / "bin" / "python"
+#: the versions with which tests/wheel_environments.py has installed the wheel
+WHEEL_ALONE = DATA.parents[1] / "build" / "installed" / "lowest.txt"
 #: the property tests whose number of examples is set, by their identity: one function is several items
 SHARED: dict[int, object] = {}
 #: whether what requirements/docs.txt names is installed
@@ -77,6 +79,11 @@ def needs_clients() -> Path:
 
 
 @pytest.fixture(scope="session")
+def needs_installed() -> None:
+    """Tests asking for it run where `make test-slow` or `make test-floor` has installed the wheel alone."""
+
+
+@pytest.fixture(scope="session")
 def needs_typescript() -> str:
     """TypeScript's compiler, which checks the pages' scripts; tests asking for it run where `tsc` is on the PATH."""
     return shutil.which("tsc") or ""
@@ -120,6 +127,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1800))
     there = {"needs_data": os.environ.get("PELLUCID_DATA"), "needs_browser": BROWSER, "needs_site_tools": SITE_TOOLS}
+    there |= {"needs_installed": WHEEL_ALONE.exists()}
     there |= {"needs_clients": CLIENTS.exists(), "needs_typescript": shutil.which("tsc")}
     missing = {fixture for fixture, found in there.items() if not found}
     needing = [item for item in items if missing & {*getattr(item, "fixturenames", ())}]

@@ -12,6 +12,7 @@ import torch
 
 from pellucid.destination import check_destination
 from pellucid.edits import Edit
+from pellucid.extras import require_extra
 from pellucid.features.attribution_graph import attribution_graph
 from pellucid.generate.fill import fill
 from pellucid.generate.replies import stream_reply
@@ -198,6 +199,7 @@ class LanguageModel(Model):
         `.close()` stops it.
         """
         # a web server's packages are loaded by those who want one
+        require_extra("look")
         from pellucid.look.server import start_inspector
         from pellucid.look.session import Session
 
@@ -244,7 +246,8 @@ class LanguageModel(Model):
             raise ModelError(f"{folder} is not empty: choose a new folder")
         check_destination(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "architecture.json").write_text(json.dumps(network.architecture.to_dict(), indent=1) + "\n")
+        architecture = json.dumps(network.architecture.to_dict(), indent=1) + "\n"
+        (folder / "architecture.json").write_text(architecture, encoding="utf-8", newline="\n")
         if isinstance(self.tokenizer, IdTokenizer):
             write_model_ids(folder, self.tokenizer)
         else:

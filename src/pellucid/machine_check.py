@@ -1,6 +1,5 @@
 """What this machine and this installation have, what is slow or missing here, and what helps."""
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -10,23 +9,15 @@ from pathlib import Path
 
 import torch
 
+from pellucid.extras import EXTRAS, install_command, missing_packages
 from pellucid.runs.device import compiling_lacks, describe_device, memory_bytes, resolve_device
 from pellucid.runs.run_dir import cache_folder
 from pellucid.text.read.chunks import counted
 from pellucid.training.compiled_functions import lines_on_missing, missing_functions
 from pellucid.training.resolve_recipe import matmul_seconds, processor_flags
 
-#: the packages that every command needs, and those that single ones need, with what they are for
+#: the packages that every command needs
 NEEDED_PACKAGES = ("torch", "numpy", "tokenizers", "tiktoken", "safetensors", "huggingface_hub")
-OPTIONAL_PACKAGES = {
-    "pyarrow": "reads Parquet and Arrow files",
-    "zstandard": "reads .zst files",
-    "chardet": "names the encoding of text that is not UTF-8 more often",
-    "gguf": "writes files for llama.cpp",
-    "pydivsufsort": "sorts training text to find where a text is from",
-    "transformers": "compares converted models with it",
-    "peft": "compares adapters with it",
-}
 #: the side of the square matrices whose product is timed
 PRODUCT_SIDE = 1024
 #: bytes that a first run of ten minutes and what is compiled for it may take on disk
@@ -63,7 +54,7 @@ def check_machine() -> MachineCheck:
         ("products", ", ".join(f"{word} {speed / 1e9:,.0f} GFLOP/s" for word, speed in speeds.items())),
         ("python", platform.python_version()),
         *((name, installed(name)) for name in ("pellucid", *NEEDED_PACKAGES)),
-        *((name, f"{installed(name)} ({what})") for name, what in OPTIONAL_PACKAGES.items()),
+        *((name, installed(name)) for name in sorted({name for extra in EXTRAS.values() for name in extra.packages})),
         ("cache folder", f"{cache} ({free / 1e9:,.1f} GB free)"),
     ]
     return MachineCheck(facts, problems(device, speeds, free))
@@ -93,9 +84,9 @@ def problems(device: torch.device, speeds: dict[str, float], free: int) -> list[
             "PELLUCID_CACHE"
         )
     found += [
-        f"missing: {name}, which {what}: pip install {name}"
-        for name, what in OPTIONAL_PACKAGES.items()
-        if not is_importable(name)
+        f"missing: {', '.join(lacking)}, for {EXTRAS[extra].use}: {install_command(extra)}"
+        for extra in EXTRAS
+        if (lacking := missing_packages(extra))
     ]
     return found
 
@@ -121,11 +112,6 @@ def free_on_disk(folder: Path) -> int:
     """Bytes that are free where the folder is, or will be."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     return shutil.disk_usage(there).free
-
-
-def is_importable(name: str) -> bool:
-    """Whether a package can be imported."""
-    return importlib.util.find_spec(name) is not None
 
 
 def installed(name: str) -> str:

@@ -150,9 +150,9 @@ def test_files_that_are_left_out_are_named_by_the_commands_of_tokenizers(trained
 
 
 def test_a_gguf_file_is_refused_at_once_without_its_package(trained, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("pellucid.conversion.request.find_spec", lambda name: None)
+    monkeypatch.setattr("pellucid.conversion.request.is_importable", lambda name: False)
     assert cli.main(["convert", str(trained), str(tmp_path / "model.gguf")]) == 2
-    assert "GGUF files are written by the package gguf: pip install gguf" in capsys.readouterr().err
+    assert "GGUF files are written by the package gguf: pip install 'pellucid[gguf]'" in capsys.readouterr().err
     assert not (tmp_path / "model.gguf").exists()
 
 

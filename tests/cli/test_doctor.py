@@ -23,7 +23,7 @@ def sound(monkeypatch):
     monkeypatch.setattr(machine_check, "missing_functions", lambda device: {})
     monkeypatch.setattr(machine_check, "compiling_lacks", lambda device: "")
     monkeypatch.setattr(machine_check, "usable_cores", torch.get_num_threads)
-    monkeypatch.setattr(machine_check, "is_importable", lambda name: True)
+    monkeypatch.setattr(machine_check, "missing_packages", lambda extra: [])
     monkeypatch.setattr(machine_check.shutil, "which", lambda name: None)
 
 
@@ -38,9 +38,9 @@ def test_a_sound_machine_has_no_problems(sound):
         ("compiling_lacks", lambda device: "there is no C++ compiler here", "torch.compile cannot be used"),
         ("usable_cores", lambda: torch.get_num_threads() + 3, "set OMP_NUM_THREADS="),
         (
-            "is_importable",
-            lambda name: name != "gguf",
-            "missing: gguf, which writes files for llama.cpp: pip install gguf",
+            "missing_packages",
+            lambda extra: ["gguf"] if extra == "gguf" else [],
+            "missing: gguf, for files of llama.cpp: pip install 'pellucid[gguf]'",
         ),
     ],
 )

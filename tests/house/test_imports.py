@@ -14,7 +14,7 @@ import pellucid
 SOURCE = Path(pellucid.__file__).parent
 #: from the ground up: a room may use the rooms in earlier rows and itself
 FLOORS = (
-    ("version", "option_values", "field_docs", "json_files", "trust", "model_names"),
+    ("version", "extras", "option_values", "field_docs", "json_files", "trust", "model_names"),
     ("architecture", "json_shapes"),
     ("tensor_names", "presets", "edits", "destination", "parameter_counts", "compiled_source"),
     ("text", "reference", "model"),

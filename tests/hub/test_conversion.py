@@ -309,7 +309,7 @@ def test_a_source_that_is_misread_is_stopped(to, own, monkeypatch):
         pellucid.convert(folder / "llama", destination, to=to)
     assert not destination.exists()
 
-    monkeypatch.setattr(source, "find_spec", lambda name: None)
+    monkeypatch.setattr(source, "is_importable", lambda name: False)
     done = pellucid.convert(folder / "llama", destination, to=to)
     said = "The source was not compared with another implementation (not installed: transformers)"
     assert said in done.notes[0]

@@ -45,7 +45,7 @@ def wandb(monkeypatch):
 
     fake.init = init
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setattr(tracking, "can_import", lambda name: True)
+    monkeypatch.setattr(tracking, "is_importable", lambda name: True)
     return fake
 
 
@@ -150,7 +150,7 @@ def test_what_was_handed_on_is_on_disk_with_the_checkpoint(tmp_path, wandb, monk
 
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_package_that_is_missing_is_named_before_anything_is_read(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(tracking, "can_import", lambda package: False)
+    monkeypatch.setattr(tracking, "is_importable", lambda package: False)
     with pytest.raises(RecipeError, match=f"train.track = {name} needs the package {name}: install it"):
         start(tmp_path / "none.txt", tmp_path / "run", track=name)
     assert not (tmp_path / "run").exists()

@@ -16,6 +16,7 @@ from pellucid.cli.options import (
     option,
     refuse_given,
 )
+from pellucid.extras import require_extra
 
 if TYPE_CHECKING:
     from pellucid.language_model import LanguageModel
@@ -53,6 +54,7 @@ def look_command(
         pellucid look runs/my_texts
         pellucid look runs/my_texts --checkpoint 500 --port 9000 --no-browser
     """
+    require_extra("look")
     if not model:
         refuse_given(flags_of(CheckpointOptions), "the model that is shown without a MODEL is always the same")
 

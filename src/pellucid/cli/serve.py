@@ -20,6 +20,7 @@ from pellucid.cli.options import (
     command,
     option,
 )
+from pellucid.extras import require_extra
 
 if TYPE_CHECKING:
     from pellucid.serve.opening import EngineOptions
@@ -84,6 +85,7 @@ def serve_command(
         pellucid serve runs/my_texts
         pellucid serve runs/first runs/second --model-names first,second --port 9000
     """
+    require_extra("serve")
     key, names = check_serving(model, model_names, model_options, address)
 
     from pellucid.serve.app import LOOPBACK, make_app

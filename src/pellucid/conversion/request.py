@@ -3,12 +3,12 @@
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
 from pellucid.conversion.opened_model import OpenedModel
 from pellucid.destination import check_destination
+from pellucid.extras import install_command, is_importable
 from pellucid.hub.families import FAMILIES, FamilyError
 from pellucid.hub.gguf import gguf_family
 from pellucid.hub.own_code import MODEL_TYPE
@@ -60,8 +60,10 @@ class Request:
                 f"{self.destination} is the name of a file for llama.cpp, and the layout {self.layout} is a folder: "
                 "give a name that does not end in .gguf, or leave the layout out"
             )
-        if self.layout == "gguf" and find_spec("gguf") is None:
-            raise FolderError(f"{self.destination}: GGUF files are written by the package gguf: pip install gguf")
+        if self.layout == "gguf" and not is_importable("gguf"):
+            raise FolderError(
+                f"{self.destination}: GGUF files are written by the package gguf: {install_command('gguf')}"
+            )
         if self.family is not None and self.layout not in (None, "huggingface", "adapter"):
             raise FolderError(
                 f"the family {self.family} (--family) needs to = huggingface (--to huggingface), and {self.layout} is "

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pellucid.architecture import Architecture
+from pellucid.extras import install_command, is_importable
 from pellucid.hub.canonical_fields import set_at
 from pellucid.hub.config import check_sizes, check_weights
 from pellucid.hub.families import (
@@ -161,10 +162,8 @@ def open_gguf(path: Path) -> GGUFFile:
 
     Raises FolderError or FamilyError with one line if the file is damaged or holds another kind of model.
     """
-    try:
-        import gguf  # noqa: F401 (before anything is said of the file)
-    except ImportError:
-        raise FolderError(f"{path}: GGUF files are read by the package gguf: pip install gguf") from None
+    if not is_importable("gguf"):  # before anything is said of the file
+        raise FolderError(f"{path}: GGUF files are read by the package gguf: {install_command('gguf')}")
     try:
         reader = bounded_reader(path)
         entries = {name: entry.contents() for name, entry in reader.fields.items() if not name.startswith("GGUF.")}

@@ -5,12 +5,13 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from pellucid.extras import is_importable
 
 
 def is_installed(adapter: Path | None = None) -> bool:
@@ -20,7 +21,7 @@ def is_installed(adapter: Path | None = None) -> bool:
 
 def missing(adapter: Path | None = None) -> str:
     """Those of transformers, and of peft for an adapter, that cannot be imported."""
-    return " and ".join(name for name in _packages(adapter) if find_spec(name) is None)
+    return " and ".join(name for name in _packages(adapter) if not is_importable(name))
 
 
 def version(adapter: Path | None = None) -> str:

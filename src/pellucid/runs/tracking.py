@@ -4,7 +4,6 @@ Both packages are extras (`pellucid[track]`), imported only by a run that asks f
 fails, a warning says so and training goes on: metrics.jsonl has everything.
 """
 
-import importlib.util
 import os
 import secrets
 import sys
@@ -14,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from pellucid.extras import install_command, is_importable
 from pellucid.runs.options import RecipeError, RunRecipe
 
 
@@ -94,17 +94,12 @@ TRACKERS: dict[str, Callable[[Path, RunRecipe, int], Tracker]] = {
 }
 
 
-def can_import(package: str) -> bool:
-    """Whether there is such a package; it is not imported."""
-    return importlib.util.find_spec(package) is not None
-
-
 def check_tracker(recipe: RunRecipe) -> None:
     """Raise RecipeError where the package of a new run's tracker is not installed."""
     package = recipe.train.track
-    if package != "no" and not can_import(package):
+    if package != "no" and not is_importable(package):
         raise RecipeError(
-            f"train.track = {package} needs the package {package}: install it (pip install {package}), or leave "
+            f"train.track = {package} needs the package {package}: install it ({install_command('track')}), or leave "
             "train.track at no; metrics.jsonl has the same figures"
         )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from pellucid.extras import install_command
 from pellucid.text.read.chunks import CHUNK_BYTES, DocumentError
 
 #: compressed bytes given to zstd at once: 4 of them unpack to up to 128 KiB, and it unpacks all of its input at once
@@ -140,7 +141,7 @@ def import_data_extra(module: str, name: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         package = module.partition(".")[0]
-        raise DocumentError(f"{name} cannot be read without {package}: pip install 'pellucid[data]'") from None
+        raise DocumentError(f"{name} cannot be read without {package}: {install_command('data')}") from None
 
 
 def encoding_of(stream: BinaryIO, origin: Origin) -> str:
