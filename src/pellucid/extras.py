@@ -28,6 +28,7 @@ EXTRAS = {
     "transformers": PackageExtra(
         "comparing conversions with transformers, and adapters with peft", ("transformers", "peft")
     ),
+    "structured": PackageExtra("text in a form that is asked for, such as a JSON Schema", ("llguidance",)),
     "sources": PackageExtra("finding where a text is from", ("pydivsufsort",)),
     "track": PackageExtra("TensorBoard and Weights & Biases", ("tensorboard", "wandb")),
 }
