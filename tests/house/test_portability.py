@@ -35,8 +35,6 @@ CALLED_BEHIND_A_BRANCH = {
 }
 #: text files without an end of line in them, or for people alone
 ONE_LINE = {"text/tokens/writer.py", "runs/tracking.py", "cli/__init__.py"}
-#: files of JSON without a checksum
-PLAIN_JSON = {"sources/text_index.py", "features/dictionary.py", "features/attribution_graph.py"}
 
 
 def functions_with(tree, is_one):
@@ -96,7 +94,7 @@ def test_text_files_have_the_same_ends_of_line_everywhere():
         for node in ast.walk(tree_of(path))
         if writes_text(node)
     }
-    assert calls <= ONE_LINE | PLAIN_JSON
+    assert calls <= ONE_LINE
 
 
 def test_apples_compiler_gets_options_that_it_knows(monkeypatch):

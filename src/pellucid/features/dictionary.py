@@ -142,7 +142,9 @@ def save_dictionary(dictionary: Dictionary, site: Site, folder: Path, metadata: 
     }
     if site.kind == "transcoder":
         config["d_out"] = dictionary.W_dec.size(1)
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / CONFIG_FILE).write_text(
+        json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
+    )
 
 
 @dataclass(frozen=True)

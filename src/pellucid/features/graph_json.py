@@ -115,8 +115,12 @@ class GraphFile:
         if (path := folder / METADATA_FILE).exists():
             listed = read_json_file(path).get("graphs", [])
         listed = [metadata for metadata in listed if metadata.get("slug") != self.slug]
-        path.write_text(json.dumps({"graphs": [*listed, content["metadata"]]}, indent=2) + "\n", encoding="utf-8")
-        (file := folder / f"{self.slug}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        path.write_text(
+            json.dumps({"graphs": [*listed, content["metadata"]]}, indent=2) + "\n", encoding="utf-8", newline="\n"
+        )
+        (file := folder / f"{self.slug}.json").write_text(
+            json.dumps(content, indent=2) + "\n", encoding="utf-8", newline="\n"
+        )
         return file
 
     @classmethod

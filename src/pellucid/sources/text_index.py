@@ -262,7 +262,7 @@ def _build(
         "sha256": {path.name: sha256_of(path) for path in sorted(folder.glob("*.npy"))},
         "shards": entries,
     }
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8", newline="\n")
 
 
 def by_chance(index: TextIndex, other: TokenSequence) -> int:
