@@ -16,7 +16,7 @@ from pellucid.report.page import write_page
 from pellucid.runs import pace as pace_module
 from pellucid.runs import pipeline
 from pellucid.runs import trainer as trainer_module
-from pellucid.runs.checkpoint import best_step, folder_of, load_checkpoint, steps_of
+from pellucid.runs.checkpoint import best_loss, best_step, folder_of, load_checkpoint, named_checkpoint, steps_of
 from pellucid.runs.options import with_record
 from pellucid.runs.pace import AVERAGED_SHARE, Pace
 from pellucid.runs.saver import Saver
@@ -174,9 +174,13 @@ def test_a_run_that_went_beyond_its_time_is_stopped_and_says_so(text, tmp_path, 
     assert_same_tensors(tensors(run, 12), tensors(whole, 12))
 
 
-def test_the_last_evaluation_is_cut_when_the_time_is_over(text, tmp_path, monkeypatch):
-    """Where each batch of held-out text takes seconds, the run reads as many as fit, says so, and is done."""
+@pytest.mark.parametrize("evaluate_every", [None, 100_000])
+def test_the_last_evaluation_is_cut_when_the_time_is_over(text, tmp_path, monkeypatch, evaluate_every):
+    """Where each batch of held-out text takes seconds, the run reads as many as fit, says so, and is done. A run with
+    no other evaluation takes its last step for the best, without a warning.
+    """
     heard, run = Heard(), tmp_path / "run"
+    every = {} if evaluate_every is None else {"evaluate_every": evaluate_every}
     with monkeypatch.context() as patch:
         clock = Clock(patch, 0.5)
         measured(patch, 0.5)
@@ -188,7 +192,7 @@ def test_the_last_evaluation_is_cut_when_the_time_is_over(text, tmp_path, monkey
             return real(self, batch)
 
         patch.setattr(trainable.TransformerTrainable, "held_out_sums", held_out_sums)
-        done = start(text, run, heard, clock.sampler, minutes=1.0, **QUICK | {"batch": 1})
+        done = start(text, run, heard, clock.sampler, minutes=1.0, **QUICK | {"batch": 1} | every)
         assert clock.seconds <= 1.1 * 60
     last = [row for row in rows(run) if "held_out_loss" in row][-1]
     assert (last["step"], last["whole"], done.exit_code) == (done.recipe.n_steps, False, 0)
@@ -196,6 +200,12 @@ def test_the_last_evaluation_is_cut_when_the_time_is_over(text, tmp_path, monkey
     # fewer tokens than the others were measured on say nothing about which checkpoint is best
     assert last["cut"] < done.recipe.train.evaluate_tokens
     assert last["held_out_part"] is None
+    if evaluate_every:
+        assert best_step(run) == done.step == named_checkpoint(run, "best").step
+        assert math.isinf(best_loss(run))
+        assert "too few to compare" not in heard.text
+        assert "is kept as the best" not in write_page(run).read_text(encoding="utf-8")
+        return
     assert best_step(run) != done.step
     assert f"They are too few to compare: the checkpoint of step {best_step(run)} stays the best" in heard.text
     page = write_page(run).read_text(encoding="utf-8")

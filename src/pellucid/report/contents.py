@@ -78,7 +78,8 @@ class Contents:
                 files[name] = {}
                 damages.append(f"the report is without {name}: {error}")
         readable = [row for row in rows if row is not None]
-        best = None if (step := best_step(run)) is None else (step, best_loss(run))
+        step, loss = best_step(run), best_loss(run)
+        best = None if step is None or math.isinf(loss) else (step, loss)
         choices = files[CHOICES].get("lines", [])
         known = files["data.json"], files[MACHINE]
         beside = reported_neighbours(run), read_novelty(run)

@@ -341,8 +341,10 @@ def named_checkpoint(run: Path, name: str, at_once: bool = True) -> Checkpoint:
     return checkpoint
 
 
-def mark_best(run: Path, step: int, loss: float) -> None:
-    """Record which checkpoint has the lowest held-out loss (nats per token)."""
+def mark_best(run: Path, step: int, loss: float | None) -> None:
+    """Record which checkpoint has the lowest held-out loss (nats per token). None is higher than any: it was measured
+    on too few tokens to compare, and there was no other.
+    """
     write_json(run / "checkpoints" / "best.json", {"step": step, "held_out_loss": loss})
 
 

@@ -417,6 +417,8 @@ class Trainer(Generic[RecipeT]):
         is_saved = self.step > 0 and (whole or self.is_due(self.recipe.train.checkpoint_every))
         if self.processes.is_first and is_saved and part is not None and part < best_loss(self.run_dir):
             mark_best(self.run_dir, self.step, part)  # before the row, by which a run that is resumed knows of it
+        elif self.processes.is_first and whole and part is None and best_step(self.run_dir) is None:
+            mark_best(self.run_dir, self.step, None)
         per_byte = self.trainable.data.held_out_tokens_per_byte
         row = {"step": self.step, "held_out_loss": loss, "bits_per_byte": loss / math.log(2) * per_byte}
         row |= {"accuracy": accuracy, "whole": whole and not cut}
@@ -435,7 +437,7 @@ class Trainer(Generic[RecipeT]):
             n = self.trainable.data.n_held_out
             everything = f"{n:,} held-out tokens"
             best = best_step(self.run_dir)
-            compared = part is not None or best is None
+            compared = part is not None or best in (None, self.step)
             said = (
                 f"the time for the last evaluation was over after {cut:,} of {everything}, and the loss is over these; "
                 f"a longer run reads all, and so does one of steps with evaluate_tokens={n}"
