@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from pellucid.generate import sampling as module
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.sampling import (
+    UNPICKED,
     Sampling,
     choose_tokens,
     draw_tokens,
     keep_top_k,
     keep_top_p,
     penalise,
+    pick_tokens,
     probabilities,
     uniform,
 )
@@ -213,6 +215,8 @@ def test_values_out_of_range_are_named(option, value):
 def test_logits_that_are_no_numbers_are_refused(bad):
     with pytest.raises(GenerationError, match="NaN or infinity"):
         choose_tokens(rows([0.0, bad]), GREEDY)
+    for sampling in (GREEDY, Sampling(top_p=0.9, top_k=2)):
+        assert pick_tokens(rows([0.0, bad], [0.0, 9e9]), sampling, [0.5, 0.5]).tolist() == [UNPICKED, 1]
 
 
 def test_chance_without_a_number_is_refused():

@@ -10,7 +10,7 @@ from torch import nn
 from pellucid.generate.choose_reader import ReadingOptions, choose_reader
 from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import NextLogits, SequenceState, check_readable, evaluation_mode
-from pellucid.generate.sampling import Sampling, choose_tokens, uniform
+from pellucid.generate.sampling import Sampling, check_picked, pick_tokens, uniform
 from pellucid.model import Transformer
 
 
@@ -71,7 +71,8 @@ class Decoding:
             raise StopIteration
         with evaluation_mode(self.network):
             logits = self.read(going)
-            chosen = self.choose(logits).tolist()
+            chosen = self.choose(logits).tolist()  # the one place where a step waits for a GPU
+        check_picked(chosen)
         for row, token in zip(self.active, chosen, strict=True):
             row.generated.append(token)
             if token in self.stop_ids:
@@ -102,8 +103,8 @@ class Decoding:
         return logits[copies]
 
     def choose(self, logits: NextLogits):
-        """Choose the next id of every active row."""
-        return choose_tokens(
+        """Choose the next id of every active row (`pick_tokens`)."""
+        return pick_tokens(
             logits,
             self.sampling,
             [uniform(row.seed, row.sample, len(row.generated)) for row in self.active],

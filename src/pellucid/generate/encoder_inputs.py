@@ -9,6 +9,7 @@ import torch
 from pellucid.generate.errors import GenerationError
 from pellucid.model import OFF, Tap, Transformer
 from pellucid.model.mask import padding_mask
+from pellucid.model.transfer import on_device
 from pellucid.text.tokenizers.base import Tokenizer
 
 
@@ -36,7 +37,7 @@ class Sources(NoSources):
 
     def of(self, prompts: Sequence[int], n_queries: int) -> dict[str, Any]:
         """The rows' encoded sources, and a mask of the source positions that may be read."""
-        at = torch.tensor(list(prompts), device=self.encoded.device)
+        at = on_device(list(prompts), self.encoded.device)
         inputs = {"source": self.encoded[at]}
         if self.real is not None:
             inputs["source_mask"] = self.real[at][:, None].expand(-1, n_queries, -1)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from pellucid.generate.errors import GenerationError
 from pellucid.model import OFF, Cache, Tap, Transformer
 from pellucid.model.embed import NoReadout
 from pellucid.model.modes import kept_in_evaluation_mode
+from pellucid.model.transfer import on_device
 
 NextLogits = Float[Tensor, "rows n_vocab"]
 
@@ -105,7 +107,7 @@ class RecomputingReader:
         mask = visible_keys([len(tokens)], [prefix_length(self.network, row, start)], device)
         options = self.sources.of([row.prompt], len(tokens))
         options["tap"] = self.taps.of([row.prompt], [start], [len(tokens)], len(tokens), len(tokens))
-        return last_logits(self.network, torch.tensor([tokens], device=device), mask=mask, **options)
+        return last_logits(self.network, on_device([tokens], device), mask=mask, **options)
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows; there is nothing to copy."""
@@ -161,7 +163,7 @@ class CachedReader:
         later step cheaper.
         """
         assert self.cache is not None
-        self.cache = self.cache.fork(torch.tensor(rows, device=self.cache.store.device))
+        self.cache = self.cache.fork(on_device(np.array(rows, np.int64), self.cache.store.device))
         self.starts, self.lengths = [self.starts[r] for r in rows], [self.lengths[r] for r in rows]
         self.cache.keep_last(max(self.lengths, default=0))
 
@@ -175,8 +177,8 @@ class CachedReader:
         """Read complete windows into an empty cache, padded on the left with token 0, which no query reads."""
         lengths, device = [len(tokens) for _, tokens in windows], cache.store.device
         width = max(lengths)
-        tokens = torch.tensor([[0] * (width - len(w)) + w for _, w in windows], device=device)
-        positions = torch.tensor([[*[0] * (width - n), *range(n)] for n in lengths], device=device)
+        tokens = on_device([[0] * (width - len(w)) + w for _, w in windows], device)
+        positions = on_device([[*[0] * (width - n), *range(n)] for n in lengths], device)
         mask = visible_keys(lengths, prefixes, device)
         options = self.sources.of(prompts, width)
         options["tap"] = self.taps.of(prompts, [start for start, _ in windows], lengths, width, width)
@@ -186,12 +188,12 @@ class CachedReader:
         """Read one more token of every row, at these positions."""
         assert self.cache is not None
         device, width = self.cache.store.device, self.cache.length
-        positions = torch.tensor([[position] for position in new_positions], device=device)
+        positions = on_device([[position] for position in new_positions], device)
         mask = None
         if any(n < width for n in self.lengths):
-            starts = torch.tensor([width - n for n in self.lengths], device=device)
+            starts = on_device([width - n for n in self.lengths], device)
             mask = (torch.arange(width + 1, device=device) >= starts[:, None])[:, None]
-        new = torch.tensor([[token] for token in tokens], device=device)
+        new = on_device([[token] for token in tokens], device)
         options = self.sources.of(prompts, 1)
         options["tap"] = self.taps.of(prompts, self.starts, [n + 1 for n in self.lengths], width + 1, 1)
         return last_logits(self.network, new, positions=positions, mask=mask, cache=self.cache, **options)
@@ -236,8 +238,8 @@ def visible_keys(lengths: Sequence[int], prefixes: Sequence[int], device: torch.
         return None
     j = torch.arange(width, device=device)
     i = j[:, None]
-    starts = torch.tensor([width - n for n in lengths], device=device)[:, None, None]
-    ends = starts + torch.tensor(list(prefixes), device=device)[:, None, None]
+    starts = on_device([width - n for n in lengths], device)[:, None, None]
+    ends = starts + on_device(list(prefixes), device)[:, None, None]
     return ((j >= starts) & ((j <= i) | (j < ends))) | (i == j)
 
 

@@ -10,14 +10,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pellucid.generate.errors import GenerationError, LogitsError
 from pellucid.model.float64 import in_float64
+from pellucid.model.transfer import on_device
 
 Scores = Float[Tensor, "rows n_vocab"]
+#: in the place of an id: no token could be chosen
+UNPICKED = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +108,41 @@ def choose_tokens(
 
     `logits` is not changed. Raises LogitsError if a row's largest logit is not finite.
     """
-    allowed = logits.detach()[:, :n_allowed]
-    if not torch.isfinite(allowed.amax(-1)).all():
+    chosen = pick_tokens(logits, sampling, numbers, prompts, generated, n_allowed)
+    check_picked(chosen.tolist())
+    return chosen
+
+
+def check_picked(tokens: Sequence[int]) -> None:
+    """Raise LogitsError where `pick_tokens` could choose no token."""
+    if UNPICKED in tokens:
         raise LogitsError(
             "the network's logits hold NaN or infinity, so no token can be chosen: check the weights, "
             "and the precision they are run in"
         )
+
+
+def pick_tokens(
+    logits: Scores,
+    sampling: Sampling,
+    numbers: Sequence[float] | None = None,
+    prompts: Sequence[Sequence[int]] | None = None,
+    generated: Sequence[Sequence[int]] | None = None,
+    n_allowed: int | None = None,
+) -> Int[Tensor, " rows"]:
+    """As `choose_tokens`, and UNPICKED for a row whose largest logit is not finite: nothing waits for a GPU here."""
+    allowed = logits.detach()[:, :n_allowed]
+    chosen = _picked(allowed, sampling, numbers, prompts, generated)
+    return chosen.masked_fill(~torch.isfinite(allowed.amax(-1)), UNPICKED)
+
+
+def _picked(
+    allowed: Scores,
+    sampling: Sampling,
+    numbers: Sequence[float] | None,
+    prompts: Sequence[Sequence[int]] | None,
+    generated: Sequence[Sequence[int]] | None,
+) -> Int[Tensor, " rows"]:
     if sampling.greedy and sampling.keeps_logits:
         # the largest is the largest in float64 too, and a copy of all logits takes longer than finding it
         return allowed.argmax(-1)
@@ -119,7 +152,7 @@ def choose_tokens(
         return x.argmax(-1)
     if numbers is None:
         raise GenerationError("temperature above 0 needs one random number per row: pass numbers")
-    return draw_tokens(probabilities(x, sampling), torch.tensor(numbers, dtype=torch.float64, device=x.device))
+    return draw_tokens(probabilities(x, sampling), on_device(np.array(numbers, np.float64), x.device))
 
 
 def penalise(
@@ -135,9 +168,11 @@ def penalise(
     if sampling.presence_penalty:
         logits = logits - sampling.presence_penalty * (_counts(logits, generated) > 0)
     if sampling.logit_bias:
-        known = [(token, bias) for token, bias in sampling.logit_bias if token < logits.size(-1)]
-        logits = logits.clone()
-        logits[:, [token for token, _ in known]] += logits.new_tensor([bias for _, bias in known])
+        biases = np.zeros(logits.size(-1))
+        for token, bias in sampling.logit_bias:
+            if token < len(biases):
+                biases[token] = bias
+        logits = logits + on_device(biases, logits.device)
     return logits
 
 
@@ -165,9 +200,10 @@ def keep_top_p(p: Scores, mass: float) -> Scores:
     """0 for all but the fewest likeliest tokens whose mass reaches `mass` (Holtzman et al. 2020); ties go to
     lower ids.
     """
-    # sorting a whole vocabulary takes longer than a step of a small network and is seldom needed
-    falling = p.topk(min(TRIED_FIRST, p.size(-1)), dim=-1).values
-    if (falling.sum(-1) < mass).any():
+    # on a CPU sorting a whole vocabulary takes longer than a step of a small network and is seldom needed; the host of
+    # a GPU would wait to know whether it is
+    falling = p.topk(min(TRIED_FIRST, p.size(-1)), dim=-1).values if p.device.type == "cpu" else None
+    if falling is None or (falling.sum(-1) < mass).any():
         falling = p.sort(dim=-1, descending=True).values
     before = cumulative_sums(falling) - falling
     k = (before < mass).sum(-1, keepdim=True).clamp(min=1)
@@ -188,7 +224,8 @@ TRIED_FIRST = 512
 def _top_k_mask(x: Scores, k: int | Tensor, kth: Tensor) -> Bool[Tensor, "rows n_vocab"]:
     """A mask of the k largest of each row, given the k-th largest value; ties go to the lower ids."""
     reached = x >= kth
-    if (reached.sum(-1, keepdim=True) == k).all():  # as nearly always: none that is left out is as large as the k-th
+    # as nearly always: none that is left out is as large as the k-th
+    if x.device.type == "cpu" and (reached.sum(-1, keepdim=True) == k).all():
         return reached
     above, equal = x > kth, x == kth
     room = k - above.sum(-1, keepdim=True)
@@ -207,4 +244,4 @@ def _counts(like: Scores, tokens: Sequence[Sequence[int]]) -> Scores:
     """How often each id of the vocabulary occurs in each row's tokens; larger ids are ignored."""
     n = like.size(-1)
     rows = [torch.tensor([i for i in row if i < n], dtype=torch.int64) for row in tokens]
-    return torch.stack([row.bincount(minlength=n) for row in rows]).to(like)
+    return on_device(torch.stack([row.bincount(minlength=n) for row in rows]).numpy(), like.device).to(like.dtype)

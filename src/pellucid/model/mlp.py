@@ -81,9 +81,14 @@ def make_dense_mlp(a: Architecture, d_ff: int) -> PlainMLP:
 
 
 def choices(weights: Float[Tensor, "row expert"]) -> tuple[Choices, Choices, list[int]]:
-    """Every expert and row whose weight is not 0, in the order of the experts, and how many rows each expert has."""
-    expert, row = weights.T.nonzero(as_tuple=True)
-    return expert, row, expert.bincount(minlength=weights.size(1)).tolist()
+    """Every expert and row whose weight is not 0, in the order of the experts, and how many rows each expert has.
+
+    The host of a GPU waits for both numbers. PyTorch's grouped product would not ask, but reads the weights of all
+    experts from one tensor, and these are parameters by themselves: stacking them would copy them all in every pass.
+    """
+    is_used = weights.T != 0
+    expert, row = is_used.nonzero(as_tuple=True)
+    return expert, row, is_used.sum(1).tolist()
 
 
 class MixtureOfExperts(nn.Module):

@@ -24,6 +24,7 @@ from torch import Tensor
 from pellucid.destination import flush_folder, naming, replace_file, write_durably
 from pellucid.json_files import MOST_BYTES_OF_LIST, JSONFileError, parse_json_object, read_json_file, read_regular
 from pellucid.json_shapes import COUNT, Fields
+from pellucid.model.transfer import on_host
 from pellucid.runs.processes import SINGLE_PROCESS, Processes
 from pellucid.runs.shards import (
     ShardError,
@@ -110,7 +111,7 @@ def files_of(checkpoint: Checkpoint, processes: Processes = SINGLE_PROCESS) -> C
         parts = parts_to_write(values, processes.is_first)
         if parts or processes.is_first:
             name = f"{kind}-{processes.part_number:05d}-of-{processes.n_parts:05d}.safetensors"
-            contents[name] = save({key: part.values.contiguous().cpu() for key, part in parts.items()})
+            contents[name] = save(on_host({key: part.values for key, part in parts.items()}))
             tensors |= described(parts, name)
     if processes.is_first:
         contents["state.json"] = json.dumps(checkpoint.state, indent=1).encode()

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -85,18 +84,6 @@ def processor() -> str:
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-
-
-def on_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """The array as a tensor on the device.
-
-    To a GPU it is copied asynchronously from pinned memory: a copy from pageable memory would wait until all the work
-    that the GPU has is done.
-    """
-    values = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type == "cuda":
-        return values.pin_memory().to(device, non_blocking=True)
-    return values.to(device)
 
 
 def peak_speed(run_dir: Path, device: torch.device) -> float | None:

@@ -8,7 +8,10 @@ events that time the step, and are read some steps later.
 import time
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
+
+from pellucid.runs.processes import Processes
 
 
 class StepFigures:
@@ -48,3 +51,34 @@ class StepFigures:
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(self.device))
             self.events.append(event)
+
+
+class HeldOutTotal:
+    """What an evaluation has summed up in all batches so far; the sums stay on the device until they are read."""
+
+    def __init__(self, processes: Processes):
+        self.processes, self.unread = processes, list[Tensor]()
+        self.nats, self.n_right, self.n_scored = 0.0, 0, 0
+
+    def add(self, sums: Float[Tensor, "3"]) -> None:
+        """Add a batch (`HeldOutSums.sums`)."""
+        self.unread.append(sums)
+
+    def read(self) -> "HeldOutTotal":
+        """Wait for all batches so far, and for the other processes that read other rows of them."""
+        if self.unread:
+            for nats, n_right, n_scored in self.processes.summed(torch.stack(self.unread).cpu()).tolist():
+                self.nats += nats
+                self.n_right, self.n_scored = self.n_right + int(n_right), self.n_scored + int(n_scored)
+            self.unread.clear()
+        return self
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of what was read, in nats per scored target."""
+        return self.nats / self.n_scored
+
+    @property
+    def accuracy(self) -> float:
+        """The share of likeliest targets in what was read."""
+        return self.n_right / self.n_scored

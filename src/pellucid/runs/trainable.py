@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from pellucid.json_shapes import OBJECT, Shape
@@ -56,11 +57,13 @@ class TrainingData(Protocol):
 
 @dataclass(frozen=True)
 class HeldOutSums:
-    """One batch of held-out targets: the sum of -log P in nats, how many targets were likeliest, were scored, read."""
+    """One batch of held-out targets.
 
-    nats: float
-    n_right: int
-    n_scored: int
+    sums    float64, on the device: the sum of -log P in nats, how many targets were likeliest, how many were scored
+    n_read  how many tokens were read
+    """
+
+    sums: Float[Tensor, "3"]
     n_read: int
 
 

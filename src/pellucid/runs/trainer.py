@@ -26,7 +26,7 @@ from pellucid.runs.checkpoint import (
     write_json,
 )
 from pellucid.runs.denormals import flushed_denormals
-from pellucid.runs.figures import StepFigures
+from pellucid.runs.figures import HeldOutTotal, StepFigures
 from pellucid.runs.interrupt import Interrupted, Interruption, Phase
 from pellucid.runs.kept_memory import kept_memory
 from pellucid.runs.metrics import MetricsFile
@@ -468,7 +468,8 @@ class Trainer(Generic[RecipeT]):
         None where a signal came.
         """
         self.network.eval()
-        nats, n_right, n_scored, n_read, part, ended_at = 0.0, 0, 0, 0, None, 0
+        n_read, part, ended_at = 0, None, 0
+        total, first_began = HeldOutTotal(self.processes), time.monotonic()
         # seconds of a token in each batch, by whether a checkpoint was being written beside it
         per_token: dict[bool, list[float]] = {False: [], True: []}
         try:
@@ -479,13 +480,13 @@ class Trainer(Generic[RecipeT]):
                 if self.stops():
                     return None
                 began, is_writing = time.monotonic(), self.saver.is_writing
-                sums = self.trainable.held_out_sums(batch)
-                per_token[is_writing].append((time.monotonic() - began) / sums.n_read)
-                nats, n_right = nats + sums.nats, n_right + sums.n_right
-                n_scored, n_read = n_scored + sums.n_scored, n_read + sums.n_read
+                of_batch = self.trainable.held_out_sums(batch)
+                per_token[is_writing].append((time.monotonic() - began) / of_batch.n_read)
+                total.add(of_batch.sums)
+                n_read += of_batch.n_read
                 self.phase.set(n_read, self.trainable.data.n_held_out if whole else self.recipe.train.evaluate_tokens)
                 if part is None and n_read >= self.recipe.train.evaluate_tokens:
-                    part = nats / n_scored
+                    part = total.read().loss
                 n_held_out = self.trainable.data.n_held_out
                 may_end = whole and n_held_out > n_read >= LEAST_EVALUATED
                 # the first process alone knows whether the run has a clock
@@ -497,12 +498,15 @@ class Trainer(Generic[RecipeT]):
                     break
         finally:
             self.network.train()
+        total.read()
+        if self.trainable.device.type != "cpu" and n_read:  # each batch was only launched
+            per_token = {False: [(time.monotonic() - first_began) / n_read], True: []}
         if self.pace and n_read:
             # batches beside the thread that writes a checkpoint, whose time `Pace` counts by itself, take about five
             # times as long (docs/experiments/quality.md)
             self.pace.took["token"] = statistics.median(per_token[False] or [min(per_token[True])])
-        loss = nats / n_scored
-        return loss, loss if part is None and not ended_at else part, n_right / n_scored, ended_at
+        loss = total.loss
+        return loss, loss if part is None and not ended_at else part, total.accuracy, ended_at
 
     # From a checkpoint ---------------------------------------------------------------------
 

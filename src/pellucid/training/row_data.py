@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pellucid.runs.device import on_device
+from pellucid.model.transfer import on_device
 from pellucid.text.tokens.batches import BatchesError, drawn_numbers, row_numbers
 from pellucid.text.tokens.store import Tokens
 from pellucid.training.objectives import MicroBatch

@@ -87,10 +87,11 @@ class TextTrainable(Trainable[TextRecipeT]):
     def held_out_sums(self, batch: MicroBatch) -> HeldOutSums:
         with self.processes.evaluating():
             losses, is_likeliest = losses_and_hits(self.network, batch)
-        scored, n_right = losses[batch.counts], int(is_likeliest[batch.counts].sum())
-        own = (in_float64(scored).sum().item(), n_right, scored.numel(), batch.inputs.numel())
-        nats, *counts = self.processes.summed(torch.tensor(own, dtype=torch.float64)).tolist()
-        return HeldOutSums(nats, *map(int, counts))
+        counts = batch.counts
+        # the host of a GPU would wait to know how many are selected
+        scored = losses[counts] if losses.device.type == "cpu" else losses.masked_fill(~counts, 0.0)
+        sums = in_float64(scored).sum(), in_float64((is_likeliest & counts).sum()), in_float64(counts.sum())
+        return HeldOutSums(torch.stack(sums), batch.inputs.numel())
 
 
 class TransformerTrainable(TextTrainable[Recipe]):
