@@ -12,6 +12,7 @@ from pellucid.generate.errors import GenerationError
 from pellucid.generate.readers import NextLogits, SequenceState, check_readable, evaluation_mode
 from pellucid.generate.sampling import Sampling, check_picked, pick_tokens, uniform
 from pellucid.model import Transformer
+from pellucid.model.transfer import on_device
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Decoding:
         if copies == list(range(len(first))):
             return logits
         self.reader.select(copies)
-        return logits[copies]
+        return logits.index_select(0, on_device(copies, logits.device))
 
     def choose(self, logits: NextLogits):
         """Choose the next id of every active row (`pick_tokens`)."""

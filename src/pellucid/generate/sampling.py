@@ -133,7 +133,8 @@ def pick_tokens(
     """As `choose_tokens`, and UNPICKED for a row whose largest logit is not finite: nothing waits for a GPU here."""
     allowed = logits.detach()[:, :n_allowed]
     chosen = _picked(allowed, sampling, numbers, prompts, generated)
-    return chosen.masked_fill(~torch.isfinite(allowed.amax(-1)), UNPICKED)
+    # of a device without float64, probabilities are on the CPU, and so is what is drawn
+    return chosen.masked_fill(~torch.isfinite(allowed.amax(-1)).to(chosen.device), UNPICKED)
 
 
 def _picked(

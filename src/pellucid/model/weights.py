@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pellucid.architecture import Architecture
+from pellucid.model.transfer import on_host
 from pellucid.model.transformer import Transformer
 
 
@@ -253,7 +254,7 @@ def _name_a_few(names: list[str]) -> str:
 
 def save_weights(model: nn.Module, path: Path) -> None:
     """Every parameter once, as safetensors."""
-    save_file({name: p.contiguous() for name, p in state_of(model).items()}, path)
+    save_file(on_host(state_of(model)), path)
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

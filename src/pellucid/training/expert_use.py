@@ -14,7 +14,8 @@ from pellucid.tensor_names import names
 
 def expert_shares(r: ExpertWeights, k: int) -> Float[Tensor, " expert"]:
     """The share of the choices that each expert has, when every position chooses the k largest entries of r."""
-    return r.detach().topk(k).indices.flatten().bincount(minlength=r.size(-1)) / (r[..., 0].numel() * k)
+    is_chosen = torch.zeros_like(r, dtype=torch.bool).scatter(-1, r.detach().topk(k).indices, True)
+    return is_chosen.flatten(0, -2).sum(0) / (r[..., 0].numel() * k)
 
 
 def balance(r: ExpertWeights, shares: Float[Tensor, " expert"]) -> Float[Tensor, ""]:
