@@ -15,7 +15,7 @@ TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(if $(TEMPORARY),PYTEST_DEBU
 benchmark-%: setup
 	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(ARGUMENTS)
 
-.PHONY: demo test test-slow test-floor installed release-check test-gpu drills mutants counts check docs lessons site format lint types fast setup clean
+.PHONY: demo test test-slow test-floor installed release-check test-gpu gpu-drill drills mutants counts check docs lessons site format lint types fast setup clean
 
 .venv/.ready: $(REQUIREMENTS) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, found " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
@@ -61,6 +61,10 @@ build/release/tools/.ready: .venv/.ready requirements/release.txt
 # on a machine with an NVIDIA GPU: make test-gpu REQUIREMENTS=requirements/cuda.txt (on another pytest finds no test)
 test-gpu: setup
 	$(TEST) -m gpu
+
+# what to ask a GPU in the minutes that one is at hand; a dry run: make gpu-drill DEVICE=cpu SCALE=tiny
+gpu-drill: setup
+	$(BIN)/python -m benchmarks.gpu_drill --device $(or $(DEVICE),cuda) --scale $(or $(SCALE),full) --out build/gpu-drill.jsonl
 
 # faults in real processes, at full count: make drills ARGUMENTS="--share 0.1" (tests/drills.py)
 drills: setup
