@@ -88,6 +88,7 @@ class TextTrainable(Trainable[TextRecipeT]):
         with self.processes.evaluating():
             losses, is_likeliest = losses_and_hits(self.network, batch)
         counts = batch.counts
+        assert counts is not None  # held-out batches say what is scored
         # the host of a GPU would wait to know how many are selected
         scored = losses[counts] if losses.device.type == "cpu" else losses.masked_fill(~counts, 0.0)
         sums = in_float64(scored).sum(), in_float64((is_likeliest & counts).sum()), in_float64(counts.sum())
