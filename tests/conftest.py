@@ -5,6 +5,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 import hypothesis
@@ -27,6 +28,8 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 CLIENTS = Path(os.environ.get("PELLUCID_CLIENTS") or DATA.parents[1] / ".clients") / "bin" / "python"
 #: the versions with which tests/wheel_environments.py has installed the wheel
 WHEEL_ALONE = DATA.parents[1] / "build" / "installed" / "lowest.txt"
+#: the version of PyTorch whose internal functions tests/device uses
+LOCKED_TORCH = "2.13"
 #: the property tests whose number of examples is set, by their identity: one function is several items
 SHARED: dict[int, object] = {}
 #: whether what requirements/docs.txt names is installed
@@ -84,6 +87,11 @@ def needs_installed() -> None:
 
 
 @pytest.fixture(scope="session")
+def needs_locked_torch() -> None:
+    """Tests asking for it use internal functions of PyTorch: they run with the version that requirements/ locks."""
+
+
+@pytest.fixture(scope="session")
 def needs_typescript() -> str:
     """TypeScript's compiler, which checks the pages' scripts; tests asking for it run where `tsc` is on the PATH."""
     return shutil.which("tsc") or ""
@@ -129,6 +137,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     there = {"needs_data": os.environ.get("PELLUCID_DATA"), "needs_browser": BROWSER, "needs_site_tools": SITE_TOOLS}
     there |= {"needs_installed": WHEEL_ALONE.exists()}
     there |= {"needs_clients": CLIENTS.exists(), "needs_typescript": shutil.which("tsc")}
+    there |= {"needs_locked_torch": version("torch").startswith(f"{LOCKED_TORCH}.")}
     missing = {fixture for fixture, found in there.items() if not found}
     needing = [item for item in items if missing & {*getattr(item, "fixturenames", ())}]
     of_gpu = [item for item in items if item.get_closest_marker("gpu")]

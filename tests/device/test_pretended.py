@@ -8,15 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 HERE = Path(__file__).parent
-#: the version of PyTorch whose internal functions `pretended` uses
-LOCKED = "2.13"
-
-pytestmark = pytest.mark.skipif(
-    not torch.__version__.startswith(f"{LOCKED}."), reason=f"the pretended device is written for torch {LOCKED}"
-)
 
 
 def run_commands(folder: Path, *options: str) -> dict[str, Any]:
@@ -30,7 +23,7 @@ def run_commands(folder: Path, *options: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory) -> dict[str, Any]:
+def results(tmp_path_factory, needs_locked_torch) -> dict[str, Any]:
     return run_commands(tmp_path_factory.mktemp("pretended"))
 
 
@@ -74,7 +67,7 @@ def test_the_device_gives_what_the_cpu_gives(results, what):
     assert results[what] is True
 
 
-def test_a_device_without_float64_trains_samples_and_scores(tmp_path):
+def test_a_device_without_float64_trains_samples_and_scores(tmp_path, needs_locked_torch):
     found = run_commands(tmp_path, "no-float64")
     assert len(found["texts"]) == 2
     assert -1000 < found["loss"] < 0
