@@ -28,6 +28,7 @@ from pellucid.runs.run_dir import read_json
 from pellucid.sources.places import PartText
 from pellucid.starting_model import fingerprint
 from pellucid.training.config import Base
+from pellucid.training.kinds import run_kind
 from pellucid.training.load import read_recipe
 from pellucid.training.recipe import TextOptions, take_length
 from pellucid.trust import Trust, check_trust
@@ -191,8 +192,12 @@ class Features:
 
 
 def load_features(run: str | Path, *, trust: Trust = False) -> Features:
-    """Open a finished run of dictionaries, and the model that they explain."""
+    """Open a finished run of dictionaries, or those in the folder `features` of a model, and the model they explain."""
     run = Path(run)
+    if (run / "features" / "recipe.json").exists():
+        run = run / "features"
+    elif (run / "recipe.json").exists() and run_kind(run) == "transformer":
+        raise DictionaryError(f"{run} has no features yet: learn them with pellucid features train {run}")
     recipe = read_features_recipe(run)
     folders = sorted((run / "dictionaries").glob("layer_*"), key=lambda path: int(path.name.removeprefix("layer_")))
     if not folders:

@@ -75,7 +75,7 @@ class LanguageModel(Model):
     reads, for a model that was trained on conversations.
     """
 
-    @suggest_keywords(GenerateOptions.__annotations__)
+    @suggest_keywords((*GenerateOptions.__annotations__, "n"))  # n has an answer of its own
     def generate(
         self, prompt: str = "", *, edits: Sequence[Edit] = (), **options: Unpack[GenerateOptions]
     ) -> Generated:

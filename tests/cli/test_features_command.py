@@ -1,6 +1,7 @@
 """The commands of features, from a small run to a graph of one of its predictions."""
 
 import json
+import shutil
 
 import pytest
 
@@ -39,6 +40,13 @@ def test_from_a_run_to_a_graph(run, capsys):
     assert "higher" not in printed(capsys, "active", run / "features", "First", "--more-than", "Citizen")
 
 
+def test_the_run_of_the_model_stands_for_its_features(run, capsys, tmp_path):
+    assert printed(capsys, "active", run, "First") == printed(capsys, "active", run / "features", "First")
+    shutil.copytree(run, tmp_path / "bare", ignore=shutil.ignore_patterns("features"))
+    assert main(["features", "active", str(tmp_path / "bare"), "First"]) == 2
+    assert f"has no features yet: learn them with pellucid features train {tmp_path}" in capsys.readouterr().err
+
+
 def test_other_commands_say_what_reads_features(run, capsys):
     for command, *arguments in (["generate", "text"], ["inspect", "text"], ["verify"]):
         assert main([command, str(run / "features"), *arguments]) == 2
@@ -55,7 +63,6 @@ def test_other_commands_say_what_reads_features(run, capsys):
         (["card", "features", "638"], "'638' is no feature: expected LAYER.NUMBER, such as 0.638"),
         (["card", "features", "0.99"], "there is no feature 99: there are 48, from 0 on"),
         (["card", "features", "7.1"], "there is no dictionary of layer 7"),
-        (["active", ".", "text"], "is a run of kind transformer: open it with pellucid.load(...)"),
         (["train", "features"], "is a run of kind features"),
     ],
 )
@@ -63,3 +70,14 @@ def test_what_is_wrong_is_said(arguments, message, run, capsys):
     name, folder, *rest = arguments
     assert main(["features", name, str(run / folder), *rest]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_name_that_runs_list_shows_is_answered_with_its_path(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, tmp_path / "runs" / "mine")
+    assert main(["generate", "mine", "text"]) == 2
+    assert "there is no mine here: did you mean runs/mine?" in capsys.readouterr().err
+    assert main(["runs", "compare", "mine", "runs/mine"]) == 2
+    assert "mine does not exist: did you mean runs/mine?" in capsys.readouterr().err
+    assert main(["sources", "find", "runs/mine", "texts/none.txt"]) == 2
+    assert "there is no file texts/none.txt: give one that exists, or a text" in capsys.readouterr().err

@@ -203,7 +203,7 @@ def test_a_card_is_what_the_model_computes(trained):
     token = model.network.blocks[row.layer].norm_2(model.network.embed.token.weight)
     h = dictionary.pre_activations(token)[:, row.feature].detach()
     assert card.excited_by[0].effect == pytest.approx(h.max().item(), rel=1e-4)
-    assert f"feature {row.feature} of blocks.{row.layer}.mlp_out" in repr(card)
+    assert f"feature {row.layer}.{row.feature} of blocks.{row.layer}.mlp_out" in repr(card)
 
 
 def test_active_features_are_those_of_the_text(trained):

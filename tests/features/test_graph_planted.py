@@ -88,7 +88,7 @@ def planted_graph(text="x z end", **options):
     return attribution_graph(model, text, neurons_as_transcoders(model, **options), subtract_mean=False, max_logits=1)
 
 
-A, B = "feature 0/0 at 0 'x'", "feature 1/0 at 2 ' end'"
+A, B = "feature 0.0 at 0 'x'", "feature 1.0 at 2 ' end'"
 ANSWER = "logit of ' ax'"
 
 
@@ -99,10 +99,10 @@ def test_the_graph_is_the_planted_circuit():
         {
             ("token at 0 'x'", A): 2,
             ("bias", A): -1,
-            (A, "feature 1/0 at 0 'x'"): 12,
-            ("bias", "feature 1/0 at 0 'x'"): -2,
-            (A, "feature 1/0 at 1 ' z'"): 3,
-            ("bias", "feature 1/0 at 1 ' z'"): -2,
+            (A, "feature 1.0 at 0 'x'"): 12,
+            ("bias", "feature 1.0 at 0 'x'"): -2,
+            (A, "feature 1.0 at 1 ' z'"): 3,
+            ("bias", "feature 1.0 at 1 ' z'"): -2,
             (A, B): 2,
             ("token at 2 ' end'", B): 1,
             ("bias", B): -2,

@@ -1146,6 +1146,14 @@ def test_dividing_at_marks_is_that_of_the_whole_text_whatever_the_chunks(parts, 
 # Markdown ---------------------------------------------------------------------------------------
 
 
+def test_a_field_of_a_skipped_file_has_no_other_note(tmp_path):
+    put(tmp_path, "a.txt", b"text")
+    put(tmp_path, "bad.csv", b'body\n"open')
+    corpus = read_corpus(tmp_path, reading=ReadOptions(field="bad.csv=body", skip_bad=True))
+    assert [file.path for file in corpus.skipped] == ["bad.csv"]
+    assert not [note for note in corpus.notes if "has no effect" in note]
+
+
 PAGE = """<html><head><title>Sea</title></head><body><nav><ul><li><a href="/">Home</a></li><li><a href="/a">About</a>
 </li></ul></nav><div id="cookie-banner">We use cookies. <button>Accept all</button></div>
 <main><h1>The sea</h1>

@@ -164,7 +164,7 @@ def test_runs_are_compared_on_one_page(runs, tmp_path, capsys):
     assert main(["runs", "compare", str(runs / "a"), str(runs / "b"), "-o", str(missing)]) == 2
     assert f"mkdir -p {missing.parent}" in capsys.readouterr().err
     assert main(["runs", "compare", str(runs / "a"), "-o", str(page)]) == 2
-    assert "give two to 6" in capsys.readouterr().err
+    assert "name two to 6" in capsys.readouterr().err
 
 
 def test_options_differ_where_one_run_has_another_value_or_none():

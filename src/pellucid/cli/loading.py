@@ -21,6 +21,8 @@ def open_any(model: str, options: CheckpointOptions) -> "LanguageModel | Predict
     import pellucid
     from pellucid.training.kinds import FUNCTIONS, run_kind
 
+    if not Path(model).exists() and (Path("runs") / model / "recipe.json").exists():
+        raise OptionError(f"there is no {model} here: did you mean {Path('runs') / model}?")
     if not (Path(model) / "recipe.json").exists():
         return pellucid.load(
             model, revision=options.revision or None, device=options.device, trust=trust_of(options.trust)

@@ -4,11 +4,21 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional
 
-from pellucid.cli.options import FOLDER, FilesOptions, TrustedTokenizer, at_least, command, option, trust_of
+from pellucid.cli.options import (
+    FOLDER,
+    FilesOptions,
+    OptionError,
+    TrustedTokenizer,
+    at_least,
+    command,
+    option,
+    trust_of,
+)
 from pellucid.cli.progress import progress_on_stderr
 from pellucid.model_names import exists
 
@@ -73,6 +83,8 @@ def find_sources(
     options: dict[str, Any] = {"fewest_tokens": output.min_tokens, "occurrences": output.occurrences}
     if text == "-":
         texts = [("", sys.stdin.read())]
+    elif not exists(text) and "/" in text and Path(text).suffix and not any(map(str.isspace, text)):
+        raise OptionError(f"there is no file {text}: give one that exists, or a text")
     elif exists(text):
         corpus = read_corpus(text, reading=input.reading())
         several = len(corpus.documents) > 1

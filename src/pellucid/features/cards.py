@@ -76,8 +76,8 @@ class FeatureCard(PrintsAsTable):
             return ", ".join(repr(e.token) for e in effects) or "-"
 
         heading = (
-            f"feature {self.feature} of {self.site.writes}, active at {self.frequency:.2%} of {self.n_tokens:,} "
-            f"tokens, raises {listed(self.raised)}, lowers {listed(self.lowered)}, "
+            f"feature {self.site.layer}.{self.feature} of {self.site.writes}, active at {self.frequency:.2%} of "
+            f"{self.n_tokens:,} tokens, raises {listed(self.raised)}, lowers {listed(self.lowered)}, "
             f"excited by {listed(self.excited_by)}"
         )
         rows = [

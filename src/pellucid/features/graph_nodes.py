@@ -54,7 +54,7 @@ class GraphNode:
             return f"logit of {self.text!r}"
         where = f"at {self.pos} {self.text!r}"
         if self.kind == "feature":
-            return f"feature {self.layer}/{self.index} {where}"
+            return f"feature {self.layer}.{self.index} {where}"
         return f"error {self.layer} {where}" if self.kind == "error" else f"{self.kind} {where}"
 
     @property

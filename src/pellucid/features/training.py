@@ -124,7 +124,7 @@ class FeaturesTrainable(TextTrainable[FeaturesRecipe]):
     """
 
     network: nn.ModuleList
-    loss_unit = "of the variance"
+    loss_unit = "of the variance unexplained"
     finish_name = "measuring the dictionaries"
     remedies = "more text or fewer features"
 
@@ -252,7 +252,8 @@ class FeaturesTrainable(TextTrainable[FeaturesRecipe]):
         for site, dictionary in zip(self.sites, dictionaries, strict=True):
             save_dictionary(dictionary.cpu(), site, run_dir / "dictionaries" / f"layer_{site.layer}", facts)
         write_json(run_dir / "features.json", measured.to_dict())
-        return {"step": step, **figures_of(measured)}, table_of(measured)
+        look = f'look at them: pellucid features active {run_dir} "some text", then card and graph'
+        return {"step": step, **figures_of(measured)}, [*table_of(measured), look]
 
 
 def figures_of(measured: Measured) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pellucid.report.run_list import HEADINGS, RunSummary, summary_of_run
 from pellucid.runs.metrics import read_metrics
 from pellucid.runs.options import RecipeError
 from pellucid.runs.recipe_changes import flat
+from pellucid.text.read.chunks import counted
 from pellucid.training.kinds import recipe_values
 
 
@@ -24,7 +25,7 @@ def compare_runs(*runs: str | Path, out: str | Path = "comparison.html") -> Path
     """
     paths = [Path(run) for run in runs]
     if not 2 <= len(paths) <= MOST_RUNS:
-        raise RecipeError(f"{len(paths)} runs were named: give two to {MOST_RUNS}")
+        raise RecipeError(f"{counted(len(paths), 'run')} given: name two to {MOST_RUNS}")
     options = {str(path): options_of_run(path) for path in paths}
     metrics = {str(path): read_metrics(path / "metrics.jsonl") for path in paths}
     names = e(" and ".join(path.name for path in paths))

@@ -13,7 +13,7 @@ from pellucid.runs.checkpoint import steps_of
 from pellucid.runs.metrics import last_evaluation, read_metrics
 from pellucid.runs.options import RecipeError, RunRecipe
 from pellucid.runs.pipeline import is_being_trained, prune_checkpoints
-from pellucid.training.kinds import run_kind
+from pellucid.training.kinds import run_kind, why_no_run
 from pellucid.training.load import read_recipe
 
 
@@ -204,8 +204,7 @@ def checked_run(run: str | Path) -> Path:
     """The path of a run that nobody trains. Raises RecipeError for another folder, and for a run that is trained."""
     run = Path(run)
     if not (run / "recipe.json").is_file():
-        what = "has no recipe.json" if run.exists() else "does not exist"
-        raise RecipeError(f"{run} {what}: give the folder of a run, such as runs/NAME")
+        raise RecipeError(why_no_run(run))
     if is_being_trained(run):
         raise RecipeError(f"{run} is being trained: stop it first")
     return run

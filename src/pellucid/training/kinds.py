@@ -25,8 +25,7 @@ def recipe_values(run: Path) -> dict[str, Any]:
     Raises RecipeError where the file is missing, is damaged, names another kind, or leaves open what a run chooses.
     """
     if not (path := run / "recipe.json").exists():
-        what = "has no recipe.json" if run.exists() else "does not exist"
-        raise RecipeError(f"{run} {what}: give the folder of a run, such as runs/NAME")
+        raise RecipeError(why_no_run(run))
     values = read_json(path)
     options = values.get("options")
     kind = options.get("kind") if isinstance(options, dict) else None
@@ -38,6 +37,15 @@ def recipe_values(run: Path) -> dict[str, Any]:
     if kind != "ngram":  # which is counted, not trained
         check_chosen(path, options, CHOSEN_BY_RUNS - (set() if kind == "transformer" else {"attention"}))
     return values
+
+
+def why_no_run(run: Path) -> str:
+    """Why this folder is no run, and what to give: the run of that name in `runs`, where there is one."""
+    if run.exists():
+        return f"{run} has no recipe.json: give the folder of a run, such as runs/NAME"
+    is_near = (Path("runs") / run / "recipe.json").is_file()
+    hint = f"did you mean {Path('runs') / run}?" if is_near else "give the folder of a run, such as runs/NAME"
+    return f"{run} does not exist: {hint}"
 
 
 def check_chosen(path: Path, options: dict[str, Any], chosen: frozenset[str]) -> None:

@@ -6,6 +6,7 @@ text. Line ends stay as they are in the file; a leading byte order mark is dropp
 find.py finds the files.
 """
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -101,7 +102,8 @@ class Corpus:
                 "these files is one; if a file's name does not show its format, name it: --format jsonl"
             )
         for pattern, name in self.reading.field_patterns.items():
-            if not any(origin.field == name for origin in self.documents.origins):
+            is_skipped = any(fnmatch.fnmatch(Path(file.path).name, pattern) for file in self.skipped)
+            if not is_skipped and not any(origin.field == name for origin in self.documents.origins):
                 notes.append(f"--field '{pattern}={name}' has no effect: no file that is read matches {pattern}")
         return notes
 
