@@ -271,7 +271,7 @@ def test_messages_name_fields_that_exist():
 
 
 #: commands on the pages that are not ours
-OTHER_PROGRAMS = ("lm_eval ", "vllm ", "torchrun ", "srun ", "#SBATCH ")
+OTHER_PROGRAMS = ("lm_eval ", "vllm ", "torchrun ", "srun ", "#SBATCH ", "pip ", "uv ")
 
 
 def test_pages_name_options_that_exist(known):
@@ -280,7 +280,7 @@ def test_pages_name_options_that_exist(known):
         f"{page.name}: {option}"
         for page in pages
         for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
-        if "benchmarks" not in line and not line.lstrip().startswith(OTHER_PROGRAMS)
+        if "benchmarks" not in line and not line.lstrip("`").lstrip().startswith(OTHER_PROGRAMS)
         for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", line)
         if option not in known
     ]

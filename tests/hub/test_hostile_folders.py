@@ -181,7 +181,7 @@ def read(folder):
     """All of a model, as load and convert read it."""
     found = open_folder(folder)
     list(found.ours())
-    return found.tokenizer()
+    return found.text_rules().tokenizer
 
 
 def test_the_sound_folder_is_read(sound):
@@ -222,7 +222,7 @@ def test_nothing_outside_the_folder_is_opened_and_memory_stays(sound, tmp_path):
             try:
                 found = open_folder(folder)
                 list(found.ours())
-                found.tokenizer()
+                found.text_rules()
             except ValueError:
                 pass
         paths = [Path(path).resolve() for path in opened if isinstance(path, str)]

@@ -32,6 +32,6 @@ def dictionary_output(
 
 
 def unexplained_variance(target: np.ndarray, output: np.ndarray) -> float:
-    """sum |target - output|^2 / sum |target - mean target|^2, over rows"""
+    """sum |target - output|^2 / sum |target - mean target|^2, over rows   (Gao et al. 2024, section 2.1)"""
     centred = target - target.mean(axis=0)
     return float(np.square(target - output).sum() / np.square(centred).sum())

@@ -92,7 +92,10 @@ class TextTrainable(Trainable[TextRecipeT]):
         # the host of a GPU would wait to know how many are selected
         scored = losses[counts] if losses.device.type == "cpu" else losses.masked_fill(~counts, 0.0)
         sums = in_float64(scored).sum(), in_float64((is_likeliest & counts).sum()), in_float64(counts.sum())
-        return HeldOutSums(torch.stack(sums), batch.inputs.numel())
+        n_read = batch.inputs.numel()
+        if self.processes.n > 1:  # each reads other rows, and some may have none of the last batch
+            n_read = int(self.processes.summed(torch.tensor(float(n_read), dtype=torch.float64)).item())
+        return HeldOutSums(torch.stack(sums), n_read)
 
 
 class TransformerTrainable(TextTrainable[Recipe]):
