@@ -81,3 +81,8 @@ def test_a_name_that_runs_list_shows_is_answered_with_its_path(run, capsys, tmp_
     assert "mine does not exist: did you mean runs/mine?" in capsys.readouterr().err
     assert main(["sources", "find", "runs/mine", "texts/none.txt"]) == 2
     assert "there is no file texts/none.txt: give one that exists, or a text" in capsys.readouterr().err
+
+
+def test_a_command_with_a_typing_error_is_no_model(capsys):
+    assert main(["features", "activ", "runs/mine", "text"]) == 2
+    assert "did you mean pellucid features active?" in capsys.readouterr().err

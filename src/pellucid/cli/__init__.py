@@ -52,6 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default, arguments = DEFAULT_COMMANDS.get(arguments[0], ""), arguments[1:]
         # `runs` alone lists them; the others need to know what of
         names_none = bool(arguments) and arguments[0][:1] != "-" and arguments[0] not in commands
+        # a word that is nearly a command, and nothing that is there, is a command with a typing error
+        names_none = names_none and (
+            os.path.exists(arguments[0]) or not difflib.get_close_matches(arguments[0], commands, 1, 0.8)
+        )
         if default and (names_none if default != "list" else not arguments):
             arguments = [default, *arguments]
 
