@@ -13,7 +13,7 @@ from pellucid.features.attribution_graph import AttributionGraph, attribution_gr
 from pellucid.features.cards import READ_TOKENS, ActiveFeature, ActiveFeatures, FeatureCard, feature_card
 from pellucid.features.dictionary import Dictionary, DictionaryError, SavedDictionary
 from pellucid.features.recipe import FeaturesRecipe, make_features_recipe, read_features_recipe
-from pellucid.features.training import FeaturesTrainable
+from pellucid.features.training import FIGURES, FeaturesTrainable
 from pellucid.language_model import LanguageModel, load
 from pellucid.lens.core.inputs import InputOptions
 from pellucid.model.weights import state_of
@@ -24,9 +24,11 @@ from pellucid.runs.options import RecipeError
 from pellucid.runs.pipeline import NO_FOLDER, Run, resume_run, resumed_with, start_run
 from pellucid.runs.processes import world_size
 from pellucid.runs.recipe_changes import RESUMABLE
+from pellucid.runs.reporter import PlainReporter
 from pellucid.runs.run_dir import read_json
 from pellucid.sources.places import PartText
 from pellucid.starting_model import fingerprint
+from pellucid.text.read.known_scans import checking_text
 from pellucid.training.config import Base
 from pellucid.training.kinds import run_kind
 from pellucid.training.load import read_recipe
@@ -36,7 +38,7 @@ from pellucid.trust import Trust, check_trust
 
 @suggest_keywords()
 def train_features(
-    model: str | Path,
+    model: str | Path | None = None,
     *texts: str | Path,
     out: str | Path | None = None,
     fields: Mapping[str, Any] | None = None,
@@ -44,20 +46,22 @@ def train_features(
     minutes: float | None = None,
     steps: int | None = None,
     tokens: int | None = None,
+    epochs: float | None = None,
     checkpoint: str = "best",
+    check_text: bool = False,
     explain: bool = False,
     show: RunOutput = True,
     trust: Trust = False,
 ) -> Run[FeaturesRecipe]:
     """Train a dictionary of sparse features for every layer of a model, into `out` (MODEL/features unless given).
 
-    model       a run, a saved model, a Hugging Face folder or a name on its hub
+    model       a run, a saved model, a Hugging Face folder or a name on its hub; a resumed run knows its own
     texts       files and folders that the model reads; those of the run unless given
     fields      single fields, as text or typed: of FeaturesOptions (`n_features`, `k`, `tensor` ...) and of train.*
     resume      continue the run of dictionaries in `out` exactly; a length makes it longer
-    minutes, steps, tokens   the length, at most one; 3 minutes unless given
+    minutes, steps, tokens, epochs   the length, at most one; 3 minutes unless given
     checkpoint  of a run: best, last, or the number of a step
-    explain, show, trust   as for `pellucid.train`
+    check_text, explain, show, trust   as for `pellucid.train`
 
     Raises ValueError, with nothing written, when the text, the model or an option is wrong.
     """
@@ -65,35 +69,50 @@ def train_features(
     if world_size() > 1:
         raise RecipeError(f"dictionaries train in one process, and {world_size()} were started: leave out --processes")
     reporter = make_reporter(show, explain)
-    path = Path(model)
-    folder = Path(out) if out is not None else path / "features" if path.is_dir() else None
-    changes, length = take_length(fields or {}, {"minutes": minutes, "steps": steps, "tokens": tokens})
-    if resume:
-        if folder is None:
-            raise RecipeError(NO_FOLDER)
-        check_given_once(changes, lambda name: name.removeprefix("train."))
-        changes = {name.removeprefix("train."): value for name, value in changes.items()}
-        if wrong := sorted(changes.keys() - set(RESUMABLE)):
-            raise RecipeError(f"{folder} is resumed as it was started: leave out {wrong[0]}, or start a new run")
-        written = read_features_recipe(folder)
-        explained = explained_model(written, trust)
-        recipe = resumed_with(written.with_inputs(tuple(map(str, texts))), changes, reporter)
-        return resume_run(FeaturesTrainable(recipe, explained, trust), folder, length, reporter, written)
-    explained = load(model, checkpoint=checkpoint, device="cpu", trust=trust)
-    base, text, inputs = base_of(explained, str(model)), TextOptions(), tuple(str(Path(t)) for t in texts)
-    if (path / "recipe.json").exists():
-        of_run = read_recipe(path)
-        text, inputs = of_run.text, inputs or of_run.located(of_run.inputs)
-        text = replace(
-            text,
-            held_out_files=of_run.located(text.held_out_files),
-            tokenizer=str(path / "tokenizer.json"),
-            vocabulary=None,
-        )
+    folder = Path(out) if out is not None else Path(model) / "features" if model and Path(model).is_dir() else None
+    length = {"minutes": minutes, "steps": steps, "tokens": tokens, "epochs": epochs}
+    changes, length = take_length(fields or {}, length)
+    inputs = tuple(str(Path(text)) for text in texts)
+    with checking_text(check_text):
+        if resume:
+            if folder is None:
+                raise RecipeError(NO_FOLDER)
+            recipe, written = features_to_resume(folder, inputs, changes, reporter)
+            trainable = FeaturesTrainable(recipe, explained_model(recipe, trust), trust)
+            return resume_run(trainable, folder, length, reporter, written)
+        if model is None:
+            raise RecipeError("no model was named: give the run or the model whose features are to be learned")
+        explained = load(model, checkpoint=checkpoint, device="cpu", trust=trust)
+        text, inputs = text_of_model(Path(model), inputs)
+        base = base_of(explained, str(model))
+        recipe = make_features_recipe(inputs, text, base, explained.architecture, changes, length)
+        return start_run(FeaturesTrainable(recipe, explained, trust), folder, reporter)
+
+
+def features_to_resume(
+    folder: Path, inputs: tuple[str, ...], changes: Mapping[str, Any], reporter: PlainReporter
+) -> tuple[FeaturesRecipe, FeaturesRecipe]:
+    """The recipe with which a run goes on, and the one that was written. Raises RecipeError for other options."""
+    check_given_once(changes, lambda name: name.removeprefix("train."))
+    changes = {name.removeprefix("train."): value for name, value in changes.items()}
+    if wrong := sorted(changes.keys() - set(RESUMABLE)):
+        raise RecipeError(f"{folder} is resumed as it was started: leave out {wrong[0]}, or start a new run")
+    written = read_features_recipe(folder)
+    return resumed_with(written.with_inputs(inputs), changes, reporter), written
+
+
+def text_of_model(model: Path, inputs: tuple[str, ...]) -> tuple[TextOptions, tuple[str, ...]]:
+    """How the model's text is read and divided, as its run did, and its files unless others are given."""
+    text = TextOptions()
+    if (model / "recipe.json").exists():
+        of_run = read_recipe(model)
+        inputs = inputs or of_run.located(of_run.inputs)
+        held_out_files = of_run.located(of_run.text.held_out_files)
+        tokenizer = str(model / "tokenizer.json")
+        text = replace(of_run.text, held_out_files=held_out_files, tokenizer=tokenizer, vocabulary=None)
     if not inputs:
         raise RecipeError(f"{model} is no run, whose text is known: name the text that it is to read behind it")
-    recipe = make_features_recipe(inputs, text, base, explained.architecture, changes, length)
-    return start_run(FeaturesTrainable(recipe, explained, trust), folder, reporter)
+    return text, inputs
 
 
 def base_of(model: LanguageModel, name: str) -> Base:
@@ -119,7 +138,7 @@ def explained_model(recipe: FeaturesRecipe, trust: Trust = False) -> LanguageMod
 class Features:
     """The dictionaries of a model, one for each layer, and what was measured of them.
 
-    figures  what features.json of the run holds (`pellucid.features.measure.Measured`), empty of one that is not done
+    figures  what features.json of the run holds (`pellucid.features.measure.Measured`)
     """
 
     run: Path
@@ -147,7 +166,7 @@ class Features:
         raise DictionaryError(f"there is no dictionary of layer {layer}: there are those of {layers}")
 
     def active(self, text: str, *, more_than: str = "", k: int = 12) -> ActiveFeatures:
-        """The features that are active in a text, each at the position of its largest activation, the highest first.
+        """The `k` highest features of each layer in a text, each at the position of its largest activation.
 
         With `more_than`, another text, a feature counts by how much higher its largest activation is here than there.
         """
@@ -200,8 +219,7 @@ def load_features(run: str | Path, *, trust: Trust = False) -> Features:
         raise DictionaryError(f"{run} has no features yet: learn them with pellucid features train {run}")
     recipe = read_features_recipe(run)
     folders = sorted((run / "dictionaries").glob("layer_*"), key=lambda path: int(path.name.removeprefix("layer_")))
-    if not folders:
-        raise DictionaryError(f"{run} has no dictionaries yet: finish it with pellucid features --resume --out {run}")
-    figures = read_json(run / "features.json") if (run / "features.json").exists() else {}
+    if not (run / FIGURES).exists():
+        raise DictionaryError(f"{run} has no dictionaries yet: finish it with pellucid train --resume --out {run}")
     saved = [SavedDictionary.load(path) for path in folders]
-    return Features(run, explained_model(recipe, trust), saved, dict(figures), trust)
+    return Features(run, explained_model(recipe, trust), saved, dict(read_json(run / FIGURES)), trust)

@@ -86,3 +86,10 @@ def test_a_name_that_runs_list_shows_is_answered_with_its_path(run, capsys, tmp_
 def test_a_command_with_a_typing_error_is_no_model(capsys):
     assert main(["features", "activ", "runs/mine", "text"]) == 2
     assert "did you mean pellucid features active?" in capsys.readouterr().err
+
+
+def test_train_resumes_a_run_of_features_as_the_line_of_a_stopped_one_says(run, capsys, tmp_path):
+    shutil.copytree(run / "features", tmp_path / "features")
+    (tmp_path / "features" / "features.json").unlink()
+    assert main(["train", "--resume", "--out", str(tmp_path / "features"), "--steps", "6", "--quiet"]) == 0
+    assert pellucid.load_features(tmp_path / "features").figures["n_tokens"] > 0

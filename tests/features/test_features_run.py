@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import pellucid
 import pellucid.edits
 from pellucid.features.dictionary import transcoder_sites
 from pellucid.features.measure import LinearMap
+from pellucid.features.recipe import check_explainable
 from pellucid.features.splice import Spliced, site_activations
 from pellucid.features.training import ROWS_PER_SAMPLE, TrainedDictionary
 from pellucid.reference.dictionaries import batch_top_k, dictionary_output, unexplained_variance
@@ -111,6 +113,7 @@ def test_a_model_with_other_weights_is_refused(explained, trained, tmp_path):
         ({"tensor": "norm"}, "model.tensor = 'norm': choose mlp, or one of .*resid_post"),
         ({"tensor": "resid_post", "linear": "yes"}, "goes with transcoders"),
         ({"kk": 1}, "there is no field 'kk'"),
+        ({"n_ctx": 999}, "model.n_ctx = 999: the model reads at most 32 tokens at once"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_written(fields, message, explained, tmp_path):
@@ -144,20 +147,22 @@ def test_training_scores_what_the_definition_says(linear):
     assert found == pytest.approx(unexplained_variance(y.numpy(), out), rel=1e-12)
 
 
-def test_silent_features_are_trained_on_the_rest():
+@pytest.mark.parametrize("dead_share", [0.0, 1.0])
+def test_silent_features_are_trained_on_the_rest(dead_share):
+    """Features 2 to 5 are never among the largest: only what the others leave unexplained reaches them."""
     torch.manual_seed(0)
-    dictionary = TrainedDictionary(4, 4, 12, 1, has_skip=False)
-    for value in dictionary.parameters():
-        torch.nn.init.normal_(value)
+    dictionary = TrainedDictionary(4, 4, 6, 2, has_skip=False)
+    torch.nn.init.normal_(dictionary.W_dec)
     with torch.no_grad():
-        dictionary.b_enc[:6] = -100.0
+        dictionary.W_enc.zero_()
+        dictionary.b_enc.copy_(torch.tensor([5.0, 4.0, 0.5, 0.4, 0.3, 0.2]))
     x, y = torch.randn(32, 4), torch.randn(32, 4)
-    dictionary.unexplained(x, y, dead_tokens=16, dead_share=1.0).backward()
-    silent = dictionary.silent > 16
-    assert silent[:6].all()
-    assert not silent.all()
-    # their activations are negative here, so nothing of them is revived; those that could be are
-    assert dictionary.W_dec.grad[6:].abs().sum() > 0
+    dictionary.unexplained(x, y, dead_tokens=16, dead_share=dead_share).backward()
+    assert dictionary.silent.tolist() == [0, 0, 32, 32, 32, 32]
+    assert dictionary.W_dec.grad is not None
+    moved = dictionary.W_dec.grad.abs().sum(1) > 0
+    # of the four the two largest explain the rest, half of the width
+    assert moved.tolist() == [True, True, *([dead_share > 0] * 2), False, False]
 
 
 def test_a_linear_map_is_the_best_one():
@@ -220,3 +225,25 @@ def test_a_feature_that_does_not_exist_is_refused(trained):
         features.card(0, 64)
     with pytest.raises(ValueError, match="there is no dictionary of layer 9: there are those of 0, 1"):
         features[9]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "why"),
+    [
+        ("bert", {"objective": "masked"}, "reads the tokens behind a position too"),
+        ("small", {"objective": "source-target"}, "reads a source beside its text"),
+    ],
+)
+def test_models_that_predict_no_next_token_are_refused(name, fields, why):
+    a = pellucid.preset(name, 300)
+    if fields["objective"] == "source-target":
+        a = replace(a, encoder=replace(a, attention=replace(a.attention, mask="bidirectional")))
+    with pytest.raises(RecipeError, match=f"predict the next token of a text, and this one {why}"):
+        check_explainable(a)
+
+
+def test_dictionaries_whose_measuring_did_not_end_are_not_opened(explained, trained, tmp_path):
+    shutil.copytree(trained.path, tmp_path / "cut")
+    (tmp_path / "cut" / "features.json").unlink()
+    with pytest.raises(ValueError, match="finish it with pellucid train --resume --out"):
+        pellucid.load_features(tmp_path / "cut")

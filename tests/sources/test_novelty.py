@@ -39,7 +39,7 @@ def test_the_shares_are_those_of_a_count_of_every_ngram(training, texts):
 def test_one_sentence_tells_copying_from_writing():
     new = NoveltyCurve((0.0, *(1.0,) * (LONGEST_NGRAM - 1)), 8)
     copied = NoveltyCurve((0.0, *(0.5,) * (LONGEST_NGRAM - 1)), 64)
-    assert "samples of step 2 copy as much as new text" in Novelty(new, {1: copied, 2: new}).verdict
+    assert "samples of step 2 copy no more than new text" in Novelty(new, {1: copied, 2: new}).verdict
     assert "samples of step 2 copy more than new text" in Novelty(new, {1: new, 2: copied}).verdict
     assert "the longest passage has 64 tokens, of held-out text 8" in repr(Novelty(new, {2: copied}))
 

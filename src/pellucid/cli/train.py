@@ -196,6 +196,8 @@ def train_command(
     of_any: dict[str, Any] = {"out": output.out, "resume": output.resume, "fields": fields, **length}
     of_any |= {"trust": trust_of(model.trust), "check_text": input.check_text}
     of_any["show"] = "json" if output.as_json else "warnings" if output.quiet else True
+    if kind == "features":
+        return print_end(pellucid.train_features(None, *paths, **of_any), output)
     if kind != "transformer":
         return print_end(pellucid.train_predictor(*paths, kind=kind, **of_any), output)
     run = pellucid.train(

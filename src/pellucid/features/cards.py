@@ -12,6 +12,7 @@ from torch import Tensor
 from pellucid.features.dictionary import Dictionary, DictionaryError, SavedDictionary, Site
 from pellucid.features.splice import site_activations
 from pellucid.lens.show.printed_table import PrintedTable, PrintsAsTable
+from pellucid.model.norm import LayerNorm, ScaledNorm
 from pellucid.sources.places import PartText, TextPlace
 from pellucid.text_model import Model
 from pellucid.training.objectives import MicroBatch
@@ -56,7 +57,8 @@ class FeatureCard(PrintsAsTable):
     frequency   the share of positions where it is active, of `n_tokens` that were read
     passages    where it is most active, and where it is at the quantiles of QUANTILES
     raised, lowered   tokens whose logits it changes most by what it adds to the stream, for an activation of 1, the
-                      final norm's scale apart, less the mean over all tokens; empty where later layers normalise it
+                      final norm's scale apart, less the mean over all tokens; empty where what is added is normalised
+                      again (block = post), or the readout is not linear (bert)
     excited_by  tokens whose embedding alone, read as the dictionary reads, gives the largest pre-activations
     """
 
@@ -182,22 +184,24 @@ def passage_at(model: Model, text: PartText, position: int, activation: float, p
 def changed_logits(
     model: Model, dictionary: Dictionary, feature: int, k: int
 ) -> tuple[tuple[TokenEffect, ...], tuple[TokenEffect, ...]]:
-    """The tokens whose logits a feature raises and lowers most by what it adds to the stream."""
+    """The tokens whose logits a feature raises and lowers most: W_U g (w - mean(w)), the mean where the norm takes it
+    away, before any cap, with w the feature's row of W_dec and g the final norm's gain.
+    """
     network, a = model.network, model.architecture
-    if a.block == "post" or a.unembed == "none":
+    if a.block == "post" or a.readout == "bert":
         return (), ()
-    added = dictionary.W_dec[feature]
-    gain = getattr(network.final_norm, "multiplier", torch.ones(()))
-    # the readout is affine in what it reads: its value at 0 is taken away
-    effect = network.unembed((added * gain)[None]) - network.unembed(torch.zeros_like(added)[None])
-    effect = effect[0, : model.tokenizer.n_vocab]
+    written = dictionary.W_dec[feature]
+    if isinstance(network.final_norm, LayerNorm):
+        written = written - written.mean()
+    gain = network.final_norm.multiplier if isinstance(network.final_norm, ScaledNorm) else 1.0
+    effect = (a.unembed_scale * network.unembed.matrix @ (gain * written))[: model.tokenizer.n_vocab]
     effect = effect - effect.mean()
     return largest_tokens(model, effect, k), largest_tokens(model, effect, k, sign=-1)
 
 
 def exciting_tokens(model: Model, dictionary: Dictionary, site: Site, feature: int, k: int) -> tuple[TokenEffect, ...]:
     """The tokens whose embedding alone gives the largest pre-activations, read through the norm of the site."""
-    table = model.network.embed.token.weight[: model.tokenizer.n_vocab]
+    table = model.architecture.embed_factor * model.network.embed.token.weight[: model.tokenizer.n_vocab]
     if table.size(1) != dictionary.W_enc.size(0):
         return ()
     block, name = model.network.blocks[site.layer], site.reads.rpartition(".")[2]
@@ -235,4 +239,4 @@ class ActiveFeatures(PrintsAsTable):
         than = f" more than in {self.baseline!r}" if self.baseline else ""
         rows = [(repr(r.token), r.position, f"{r.layer}.{r.feature}", r.activation) for r in self.rows]
         heading = f"features that are active in {self.text!r}{than}"
-        return PrintedTable(heading, ("token", "position", "feature", "activation"), rows, "the field rows has all")
+        return PrintedTable(heading, ("token", "position", "feature", "activation"), rows, "rows has k of each layer")

@@ -65,14 +65,17 @@ def calibrated_thresholds(
     poll: Callable[..., object] = lambda *_: None,
 ) -> None:
     """Set one threshold for each dictionary, above which k activations a position are on average on these batches."""
-    for site, dictionary in zip(sites, dictionaries, strict=True):
-        largest = []
-        for batch in batches:
-            poll(0, 1)
-            ((x, _),) = site_activations(network, batch, [site])
+    largest: list[list[Tensor]] = [[] for _ in sites]
+    n_rows = 0
+    for number, batch in enumerate(batches):
+        poll(number, len(batches))
+        n_rows += batch.inputs.numel()
+        pairs = site_activations(network, batch, sites)
+        for kept, dictionary, (x, _) in zip(largest, dictionaries, pairs, strict=True):
             h = dictionary.pre_activations(x)
-            largest.append(h.flatten().topk(min(h.numel(), 2 * k * len(x))).values)
-        every, n_rows = torch.cat(largest).sort(descending=True).values, sum(b.inputs.numel() for b in batches)
+            kept.append(h.flatten().topk(min(h.numel(), 2 * k * len(x))).values)
+    for kept, dictionary in zip(largest, dictionaries, strict=True):
+        every = torch.cat(kept).sort(descending=True).values
         dictionary.threshold.fill_(every[min(k * n_rows, len(every) - 1)].clamp(min=0))
 
 
@@ -91,6 +94,11 @@ class LinearMap:
         self.xx += x.T @ x
         self.xy += x.T @ y.cpu().double()
 
+    @property
+    def mean(self) -> Tensor:
+        """The mean of y."""
+        return self.xy[-1] / self.xx[-1, -1]
+
     def solved(self) -> Tensor:
         """The map, [d_in + 1, d_out]; the last row is the constant."""
         ridge = 1e-9 * self.xx.diagonal().mean() * torch.eye(len(self.xx), dtype=torch.float64)
@@ -108,14 +116,12 @@ def measure(
     poll: Callable[..., object] = lambda *_: None,
 ) -> Measured:
     """The figures of dictionaries on the first held-out tokens; the controls are fitted on training batches."""
-    maps, means = [], []
-    for site in sites:
-        pairs = [site_activations(network, batch, [site])[0] for batch in training]
-        linear = LinearMap(pairs[0][0].size(1), pairs[0][1].size(1))
-        for x, y in pairs:
+    fitted = [LinearMap(d.W_enc.size(0), d.W_dec.size(1)) for d in dictionaries]
+    for batch in training:
+        for linear, (x, y) in zip(fitted, site_activations(network, batch, sites), strict=True):
             linear.see(x, y)
-        maps.append(linear.solved())
-        means.append(torch.cat([y for _, y in pairs]).mean(0))
+    maps = [linear.solved() for linear in fitted]
+    means = [linear.mean.to(d.W_dec) for linear, d in zip(fitted, dictionaries, strict=True)]
     replacements: dict[str, Sequence[Any]] = {
         "loss": dictionaries,
         "zero_loss": [torch.zeros_like] * len(sites),

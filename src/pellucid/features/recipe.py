@@ -45,6 +45,8 @@ class FeaturesOptions(Options):
     """
     n_features: Open[int] = None
     """features of each dictionary; auto: 16 for each coordinate of what it reads"""
+    n_ctx: Open[int] = None
+    """tokens that the model reads at once; auto: as many as it can"""
     k: int = 32
     """how many features are active at a position, on average"""
     linear: Literal["no", "yes"] = "yes"
@@ -58,6 +60,7 @@ class FeaturesOptions(Options):
         """Raise RecipeError for values that no dictionary has."""
         refuse_unless = refuser(self, "model")
         refuse_unless((self.n_features or 1) >= 1, "n_features", "1 or more, or auto")
+        refuse_unless((self.n_ctx or 1) >= 1, "n_ctx", "1 or more, or auto")
         refuse_unless(1 <= self.k <= (self.n_features or self.k), "k", "from 1 to n_features")
         refuse_unless(self.dead_tokens >= 1, "dead_tokens", "1 or more")
         refuse_unless(0 <= self.dead_share < math.inf, "dead_share", "0 or more")
@@ -65,28 +68,37 @@ class FeaturesOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesRecipe(TextRecipe):
-    """One run of dictionaries; `base` is the model that they explain, and `n_ctx` how many tokens it reads at once."""
+    """One run of dictionaries; `base` is the model that they explain."""
 
     base: Base
-    n_ctx: int
     model: FeaturesOptions = field(default_factory=FeaturesOptions)
     train: TrainOptions = TRAIN
     kind: Literal["features"] = "features"
 
     @property
     def row(self) -> float:
-        return self.n_ctx
+        return self.model.n_ctx
+
+
+def check_explainable(a: Architecture) -> None:
+    """Raise RecipeError for a model that does not predict the next token of a text, by which features are measured."""
+    lacks = (
+        (a.encoder is not None, "reads a source beside its text"),
+        (a.attention.mask == "bidirectional", "reads the tokens behind a position too"),
+        (a.readout == "none", "computes no logits"),
+        (a.n_layers == 0, "has no layers"),
+    )
+    if why := next((words for holds, words in lacks if holds), ""):
+        raise RecipeError(f"features are learned of models that predict the next token of a text, and this one {why}")
 
 
 def sites_of(a: Architecture, tensor: str) -> list[Site]:
-    """Where the dictionaries of a run stand. Raises RecipeError for a tensor that no block has, or whose vectors are
-    no rows of one width.
-    """
+    """Where the dictionaries of a run stand. Raises RecipeError for a tensor that no block has."""
     if tensor == "mlp":
         return transcoder_sites(a)
     full = [f"blocks.{layer}.{tensor}" for layer in range(a.n_layers)]
     known = set(names(a))
-    if not full or not known.issuperset(full) or "." in tensor:
+    if not known.issuperset(full) or "." in tensor:
         of_blocks = [n.removeprefix("blocks.0.") for n in names(a) if n.startswith("blocks.0.")]
         streams = ", ".join(n for n in of_blocks if "." not in n)
         raise RecipeError(f"model.tensor = {tensor!r}: choose mlp, or one of {streams}")
@@ -105,6 +117,7 @@ def make_features_recipe(
 
     Raises RecipeError: one line that names the nearest right field, or what is wrong with a value.
     """
+    check_explainable(a)
     known = [f"model.{f.name}" for f in fields(FeaturesOptions)] + [f"train.{name}" for name in TRAIN_FIELDS]
     of: dict[str, dict[str, Any]] = {"model": {}, "train": {}}
     try:
@@ -120,11 +133,13 @@ def make_features_recipe(
         if of["model"].get("linear") == "yes":
             raise RecipeError("model.linear = yes goes with transcoders (model.tensor = mlp): leave it out")
         options = replace(options, linear="no")
-    options = replace(options, n_features=options.n_features or EXPANSION * a.d_model)
+    options = replace(options, n_features=options.n_features or EXPANSION * a.d_model, n_ctx=options.n_ctx or a.n_ctx)
     options.check()
+    if options.n_ctx > a.n_ctx:
+        raise RecipeError(f"model.n_ctx = {options.n_ctx}: the model reads at most {a.n_ctx} tokens at once")
     length = {name: value for name, value in length.items() if value}
     train = overlaid(TRAIN, {**of["train"], **length}, "train")
-    recipe = FeaturesRecipe(inputs=inputs, text=text, base=base, n_ctx=a.n_ctx, model=options, train=train)
+    recipe = FeaturesRecipe(inputs=inputs, text=text, base=base, model=options, train=train)
     if not any(getattr(train, name) for name in LENGTHS):
         recipe = with_train(recipe, minutes=3.0)
     return recipe

@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from pellucid.architecture import Architecture
 from pellucid.features.dictionary import Site
 from pellucid.model import Recorder, Transformer
 from pellucid.training.objectives import MicroBatch, model_inputs
@@ -37,17 +36,12 @@ def splicing(sites: Sequence[Site], replacements: Sequence[Any]) -> Recorder:
     return tap
 
 
-class Spliced(nn.Module):
+class Spliced:
     """A network in which dictionaries, or other functions, stand in the place of what they explain."""
 
     def __init__(self, network: Transformer, sites: Sequence[Site], replacements: Sequence[Any]):
-        super().__init__()
-        self.under, self.sites, self.replacements = [network], sites, replacements
+        self.network, self.sites, self.replacements = network, sites, replacements
 
-    @property
-    def architecture(self) -> Architecture:
-        return self.under[0].architecture
-
-    def forward(self, tokens: Tensor, **inputs: Any) -> Tensor:
+    def __call__(self, tokens: Tensor, **inputs: Any) -> Tensor:
         """The logits."""
-        return self.under[0](tokens, tap=splicing(self.sites, self.replacements), **inputs)
+        return self.network(tokens, tap=splicing(self.sites, self.replacements), **inputs)

@@ -1,8 +1,8 @@
 """Dictionaries in the pipeline of runs: trained on what a model computes, measured by what it predicts with them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -17,19 +17,17 @@ from pellucid.model.weights import generator_of, load_into
 from pellucid.runs.checkpoint import named_checkpoint
 from pellucid.runs.device import free_bytes, resolve_device
 from pellucid.runs.interrupt import Interruption, Phase
-from pellucid.runs.length import plan_in_time, resolve_intervals, resolve_steps, with_steps
-from pellucid.runs.measure import measure_step
+from pellucid.runs.measure import settle_length
 from pellucid.runs.options import RecipeError, with_train
 from pellucid.runs.pace import Pace
 from pellucid.runs.reporter import PlainReporter
 from pellucid.runs.run_dir import write_json
 from pellucid.runs.shards import FLOAT32_BYTES
-from pellucid.runs.trainable import BatchLoss, HeldOutSums
-from pellucid.text.tokens.batches import Batches, windows
+from pellucid.runs.trainable import BatchLoss
 from pellucid.text_model import Model
 from pellucid.training.build import read_text
+from pellucid.training.data import TokenData
 from pellucid.training.objectives import MicroBatch
-from pellucid.training.row_data import RecipeData
 from pellucid.training.trainable import TextTrainable
 from pellucid.trust import Trust
 
@@ -38,6 +36,8 @@ TOKENS_PER_STEP = 2048
 #: of so many rows of a batch one is looked at to find the batch's threshold: the largest numbers of all rows would take
 #: longer to find than everything else that a step does
 ROWS_PER_SAMPLE = 8
+#: the file of what was measured, written when all dictionaries are
+FIGURES = "features.json"
 #: held-out tokens, and training tokens, on which the trained dictionaries are measured and calibrated
 MEASURED_TOKENS = 32_768
 
@@ -96,27 +96,6 @@ class TrainedDictionary(Dictionary):
         return (out if self.W_skip is None else out + rows @ self.W_skip.T).view(*x.shape[:-1], -1)
 
 
-class FeaturesData(RecipeData):
-    """Windows of the training text in drawn order, and those of the held-out text, each token once."""
-
-    def __init__(self, tokens: Any, recipe: FeaturesRecipe, device: torch.device):
-        super().__init__(tokens, recipe, device)
-        self.inside, self.n_ctx = recipe.text.inside_documents == "yes", recipe.n_ctx
-        self.batches = Batches(tokens, self.n_ctx, self.rows_per_step, self.seed, inside_documents=self.inside)
-
-    def at(self, step: int, micro: int, of: int) -> MicroBatch:
-        return self._micro_batch(self.batches.at(step, micro, of))
-
-    def held_out(self) -> Iterator[MicroBatch]:
-        part = self.tokens.part("held_out")
-        for batch in windows(part, self.n_ctx, batch=self.batch, inside_documents=self.inside):
-            yield self._micro_batch(batch, batch.counts)
-
-    def _micro_batch(self, batch: Any, counts: Any = None) -> MicroBatch:
-        arrays = (batch.inputs, batch.targets, batch.documents, batch.positions, counts)
-        return MicroBatch(*(None if a is None else self.tensor(a) for a in arrays))  # type: ignore[arg-type]
-
-
 class FeaturesTrainable(TextTrainable[FeaturesRecipe]):
     """Dictionaries of every layer of a model, and the text that the model reads.
 
@@ -142,32 +121,19 @@ class FeaturesTrainable(TextTrainable[FeaturesRecipe]):
 
     def prepare(self, interruption: Interruption, pace: Pace | None) -> list[str]:
         t, device = self.recipe.train, resolve_device(self.recipe.train.device)
-        batch = t.batch or max(1, TOKENS_PER_STEP // self.recipe.n_ctx)
+        batch = t.batch or max(1, TOKENS_PER_STEP // self.recipe.model.n_ctx)
         self.recipe = with_train(self.recipe, batch=batch, device=str(device), attention="fused", sample_prompt="")
         self.check_memory()
-        n_held_out = self.make_data().n_held_out  # raises for a text that is too small for a window
-
-        def timed() -> float:
-            self.build()
-            with interruption.phase("measuring a step") as phase:
-                return measure_step(self, phase)
-
-        if pace:
-            pace.start(timed())
-            pace.know(n_held_out, self.n_trained, finish=self.finish_cost, can_sample=False)
-            self.recipe, _ = plan_in_time(self.recipe, self.recipe, pace)
-        else:
-            n_steps, _ = resolve_steps(self.recipe, self.n_train, timed)
-            self.recipe = resolve_intervals(with_steps(self.recipe, n_steps))
-        self.build()
+        settle_length(self, interruption, pace)
         o, site = self.recipe.model, self.sites[0]
         what = f"{len(self.sites)} {site.kind}s of {o.n_features:,} features, about {o.k} active at each position"
         return [f"features: {what}; {self.n_trained:,} parameters; {self.recipe.n_steps:,} steps"]
 
     def check_memory(self) -> None:
         """Raise RecipeError for dictionaries whose weights, averages and activations do not fit into memory."""
-        o, rows = self.recipe.model, self.recipe.train.batch * self.recipe.n_ctx
-        need = FLOAT32_BYTES * (4 * self.n_trained + 4 * rows * o.n_features)
+        o, rows = self.recipe.model, self.recipe.train.batch * self.recipe.model.n_ctx
+        # weights, gradients and two averages; of each dictionary four copies of the activations
+        need = FLOAT32_BYTES * 4 * (self.n_trained + len(self.sites) * rows * o.n_features)
         have = free_bytes(self.device)
         if need > have:
             raise RecipeError(
@@ -194,8 +160,8 @@ class FeaturesTrainable(TextTrainable[FeaturesRecipe]):
                 dictionary.W_enc.copy_(encoder.T)
                 dictionary.b_dec.copy_(y.mean(0))
 
-    def make_data(self) -> FeaturesData:
-        return FeaturesData(self.tokens, self.recipe, self.device)
+    def make_data(self) -> TokenData:
+        return TokenData(self.tokens, cast(Any, self.recipe), self.device)
 
     def make_loss(self) -> BatchLoss:
         o = self.recipe.model
@@ -219,16 +185,10 @@ class FeaturesTrainable(TextTrainable[FeaturesRecipe]):
     def load_state(self, weights: Any, where: str) -> None:
         load_into(self.network.state_dict(), weights, where)
 
-    def held_out_sums(self, batch: MicroBatch) -> HeldOutSums:
-        """The losses of the model in which every dictionary stands in the place of what it explains."""
-        return self._sums_of(Spliced(self.under, self.sites, self.dictionaries), batch)
-
-    def _sums_of(self, network: nn.Module, batch: MicroBatch) -> HeldOutSums:
-        own, self.network = self.network, network  # type: ignore[assignment]
-        try:
-            return super().held_out_sums(batch)
-        finally:
-            self.network = own
+    @property
+    def evaluated_network(self) -> Spliced:
+        """The model in which every dictionary stands in the place of what it explains."""
+        return Spliced(self.under, self.sites, self.dictionaries)
 
     @property
     def finish_field(self) -> str:
@@ -244,14 +204,15 @@ class FeaturesTrainable(TextTrainable[FeaturesRecipe]):
         self.load_state(stored.weights, f"{run_dir}, step {stored.step}")
         dictionaries = [as_used(dictionary) for dictionary in self.dictionaries]
         data, k = self.make_data(), self.recipe.model.k
-        n_batches = max(1, MEASURED_TOKENS // 2 // (self.recipe.train.batch * self.recipe.n_ctx))
+        n_batches = max(1, MEASURED_TOKENS // 2 // (self.recipe.train.batch * self.recipe.model.n_ctx))
         calibration = [data.at(step, 0, 1) for step in range(n_batches)]
+        (run_dir / FIGURES).unlink(missing_ok=True)  # what follows is complete when it is written again
         calibrated_thresholds(self.under, self.sites, dictionaries, calibration, k, phase)
         measured = measure(self.under, self.sites, dictionaries, data.held_out(), calibration, MEASURED_TOKENS, phase)
         facts = {"model": self.recipe.base.path, "checkpoint": self.recipe.base.checkpoint, "step": stored.step, "k": k}
         for site, dictionary in zip(self.sites, dictionaries, strict=True):
             save_dictionary(dictionary.cpu(), site, run_dir / "dictionaries" / f"layer_{site.layer}", facts)
-        write_json(run_dir / "features.json", measured.to_dict())
+        write_json(run_dir / FIGURES, measured.to_dict())
         look = f'look at them: pellucid features active {run_dir} "some text", then card and graph'
         return {"step": step, **figures_of(measured)}, [*table_of(measured), look]
 

@@ -22,8 +22,7 @@ from pellucid.predictors.predictor import Predictor
 from pellucid.predictors.recipe import PredictorRecipe, described_by_text
 from pellucid.runs.device import check_precision, free_bytes, memory_bytes, resolve_device
 from pellucid.runs.interrupt import Interruption, Phase
-from pellucid.runs.length import plan_in_time, resolve_intervals, resolve_steps, with_steps
-from pellucid.runs.measure import measure_step
+from pellucid.runs.measure import settle_length
 from pellucid.runs.options import RecipeError, with_train
 from pellucid.runs.pace import Pace
 from pellucid.runs.reporter import PlainReporter
@@ -59,21 +58,7 @@ class PredictorTrainable(TextTrainable[PredictorRecipe]):
         batch, passes = t.batch or max(4, 2048 // self.recipe.window), t.accumulate or 1
         self.recipe = with_train(self.recipe, batch=batch, accumulate=passes, device=str(device), **closed)
         self.check_memory()
-        n_held_out = self.make_data().n_held_out  # raises for a text that is too small for a window
-
-        def measure() -> float:
-            self.build()
-            with interruption.phase("measuring a step") as phase:
-                return measure_step(self, phase)
-
-        if pace:
-            pace.start(measure())
-            pace.know(n_held_out, self.n_trained, finish=self.finish_cost, can_sample=self.can_sample)
-            self.recipe, _ = plan_in_time(self.recipe, self.recipe, pace)
-        else:
-            n_steps, _ = resolve_steps(self.recipe, self.n_train, measure)
-            self.recipe = resolve_intervals(with_steps(self.recipe, n_steps))
-        self.build()
+        settle_length(self, interruption, pace)
         return [f"model: {self.recipe.kind}, {self.n_trained:,} parameters; {self.recipe.n_steps:,} steps"]
 
     def files(self) -> dict[str, Any]:

@@ -9,7 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from pellucid.runs.device import products_in
+from pellucid.runs.interrupt import Interruption
+from pellucid.runs.length import plan_in_time, resolve_intervals, resolve_steps, with_steps
 from pellucid.runs.optimizer import make_optimizer
+from pellucid.runs.pace import Pace
 from pellucid.runs.processes import SINGLE_PROCESS
 from pellucid.runs.step import take_passes, update
 from pellucid.runs.trainable import Trainable
@@ -129,3 +132,25 @@ def uncompiled_single_process(trainable: Trainable[Any]) -> Trainable[Any]:
 def synchronize(network: nn.Module) -> None:
     """Wait until the device has computed the weights: reading a number does."""
     next(network.parameters()).flatten()[0].item()
+
+
+def settle_length(trainable: Trainable[Any], interruption: Interruption, pace: Pace | None) -> None:
+    """Decide the steps and the intervals of a new run whose other options are decided, and make the network.
+
+    A run with a pace times a step for it. Raises ValueError for a text that is too small for a batch.
+    """
+    n_held_out = trainable.make_data().n_held_out
+
+    def timed_step() -> float:
+        trainable.build()
+        with interruption.phase("measuring a step") as phase:
+            return measure_step(trainable, phase)
+
+    if pace:
+        pace.start(timed_step())
+        pace.know(n_held_out, trainable.n_trained, finish=trainable.finish_cost, can_sample=trainable.can_sample)
+        trainable.recipe, _ = plan_in_time(trainable.recipe, trainable.recipe, pace)
+    else:
+        n_steps, _ = resolve_steps(trainable.recipe, trainable.n_train, timed_step)
+        trainable.recipe = resolve_intervals(with_steps(trainable.recipe, n_steps))
+    trainable.build()

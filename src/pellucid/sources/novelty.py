@@ -71,7 +71,7 @@ class Novelty(PrintsAsTable):
         lengths = f"the longest passage has {own.longest} tokens, of held-out text {other.longest}"
         if more > MOST_COPIED or own.longest > max(2 * other.longest, TAIL):
             return f"samples of step {step:,} copy more than new text of the same kind does: {lengths}"
-        return f"samples of step {step:,} copy as much as new text of the same kind does: {lengths}"
+        return f"samples of step {step:,} copy no more than new text of the same kind does: {lengths}"
 
     def printed(self) -> PrintedTable:
         """The shares of n-grams that are new, a row for each n."""

@@ -84,9 +84,14 @@ class TextTrainable(Trainable[TextRecipeT]):
     def n_train(self) -> int:
         return len(self.tokens.part("train"))
 
+    @property
+    def evaluated_network(self) -> Any:
+        """The network whose held-out loss is measured."""
+        return self.network
+
     def held_out_sums(self, batch: MicroBatch) -> HeldOutSums:
         with self.processes.evaluating():
-            losses, is_likeliest = losses_and_hits(self.network, batch)
+            losses, is_likeliest = losses_and_hits(self.evaluated_network, batch)
         counts = batch.counts
         assert counts is not None  # held-out batches say what is scored
         # the host of a GPU would wait to know how many are selected
