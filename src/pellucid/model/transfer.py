@@ -9,12 +9,14 @@ from torch import Tensor
 
 
 def on_device(array: ArrayLike, device: torch.device) -> Tensor:
-    """The array, or a list of numbers, as a tensor on the device.
+    """The array as a tensor on the device, or nested lists of ids, positions or rows, as int64.
 
     To a GPU it is copied asynchronously from pinned memory: a copy from pageable memory would wait until all the work
     that the GPU has is done.
     """
-    values = torch.from_numpy(np.ascontiguousarray(array))
+    # of lists NumPy chooses the type, on some systems one of 32 bits
+    numbers = array if isinstance(array, np.ndarray) else np.array(array, np.int64)
+    values = torch.from_numpy(np.ascontiguousarray(numbers))
     if device.type == "cuda":
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
